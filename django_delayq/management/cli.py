@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import getpass
+import json
 import re
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from datetime import timezone as zones
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from django.conf import settings as django_settings
 from django.core.management.base import (
     BaseCommand,
@@ -25,9 +29,13 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from ..core.exceptions import ConfigurationError, DelayQError, InvalidMessage, StoreUnavailable
-from ..core.times import local
+from ..core.present import table
+from ..core.times import aware, local
 from ..models import OperatorAction
 from ..worker.process.runner import ExitCode
+
+if TYPE_CHECKING:
+    from .terminal import Bar
 
 #: The exit code of a program that Ctrl-C has ended, as shells have it.
 INTERRUPTED = 130
@@ -42,10 +50,26 @@ class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
     """Django's order of the options, and the description with its own line breaks."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a verb has to say at its end."""
+
+    text: str = ""
+    """For people, below the rows."""
+    data: Any = None
+    """For programs: what --json prints. msgspec has to know its types."""
+    rows: Sequence[Sequence[str]] = ()
+    """A table for people. The first row is its head."""
+    right: Sequence[bool] = ()
+    """Which of its columns are numbers."""
+    code: int = 0
+    """The exit code."""
+
+
 class Verb(BaseCommand):
     """Base of the verbs.
 
-    The docstring of the module is the help text. `run` does the work and returns the last line.
+    The docstring of the module is the help text. `run` does the work and returns the answer.
     Exit codes: 0 done, 1 error, 2 wrong options, 3 no Redis, 130 Ctrl-C.
     """
 
@@ -54,39 +78,82 @@ class Verb(BaseCommand):
     """How far the verb is, in words. Empty: it has not begun to change anything."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """With the docstring of the module as the description."""
+        """With the docstring of the module as the description, and with --json."""
         self.help = sys.modules[type(self).__module__].__doc__ or ""
-        return super().create_parser(prog_name, subcommand, formatter_class=HelpFormatter, **kwargs)
+        parser = super().create_parser(
+            prog_name, subcommand, formatter_class=HelpFormatter, **kwargs
+        )
+        self.add_json(parser)
+        return parser
+
+    def add_json(self, parser: ArgumentParser) -> None:
+        """--json, which every verb has."""
+        parser.add_argument(
+            "--json", action="store_true", help="the answer as one JSON document, for programs"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the verb, and say how it ended."""
         self.reporter = Reporter(self.stderr)
         try:
-            line = self.run(options)
+            answer = self.run(options)
         except KeyboardInterrupt:
             self.reporter.clear()
-            text = f"Interrupted: {self.committed() or 'nothing was changed'}."
-            self.stderr.write(f"{text} Run it again to go on.", style_func=str)
+            self.stderr.write(self.interrupted(), style_func=str)
             sys.exit(INTERRUPTED)
         except (DelayQError, Error) as error:
             self.reporter.clear()
-            raise failure(error, self.so_far) from error
+            raise self.failure(error) from error
         self.reporter.clear()
-        if line:
-            self.stdout.write(line)
+        self.show(answer, options)
+        if answer.code:
+            sys.exit(answer.code)
 
-    def run(self, options: dict[str, Any]) -> str | None:
-        """Do the work. Returns the last line of the output, if there is one to add."""
+    def run(self, options: dict[str, Any]) -> Answer:
+        """Do the work."""
         raise NotImplementedError
 
-    def progress(self, text: str) -> None:
-        """Say how far the verb is, and keep it for an error or Ctrl-C."""
+    def failure(self, error: Exception) -> CommandError:
+        """How an error of ours or of the database ends the verb."""
+        return failure(error, self.so_far)
+
+    def interrupted(self) -> str:
+        """The line after Ctrl-C."""
+        text = f"Interrupted: {self.committed() or 'nothing was changed'}."
+        return f"{text} Run it again to go on."
+
+    def progress(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Say how far the verb is, and keep it for an error or Ctrl-C. `total`: 0 when it is not
+        known."""
         self.so_far = text
-        self.reporter.show(text)
+        self.reporter.show(text, done, total)
 
     def committed(self) -> str:
         """What is certainly done when Ctrl-C has ended the verb."""
         return self.so_far
+
+    def show(self, answer: Answer, options: dict[str, Any]) -> None:
+        """Write the answer: for programs, for a terminal or as plain lines."""
+        if options["json"]:
+            plain = msgspec.to_builtins(answer.data, builtin_types=(datetime,))
+            self.stdout.write(json.dumps(plain, default=datetime.isoformat, indent=1))
+            return
+        if answer.rows and not self._drawn(answer):
+            for line in table(answer.rows, answer.right):
+                self.stdout.write(line)
+        if answer.text:
+            self.stdout.write(answer.text)
+
+    def _drawn(self, answer: Answer) -> bool:
+        """Draw the table by rich, where that is installed and the output is a terminal."""
+        if not self.stdout.isatty():
+            return False
+        try:
+            from .terminal import show_table
+        except ImportError:
+            return False
+        show_table(self.stdout, answer.rows, answer.right)
+        return True
 
 
 @dataclass(frozen=True)
@@ -184,6 +251,22 @@ def parse_instant(text: str) -> datetime:
     return when if django_settings.USE_TZ else timezone.make_naive(when)
 
 
+def parse_due(text: str) -> datetime:
+    """From `now`, a duration from now on, a date or a datetime; aware, by TIME_ZONE unless the text
+    has an offset."""
+    if text == "now":
+        return datetime.now(tz=zones.utc)
+    if re.fullmatch(r"\d+[smhdw]", text):
+        return datetime.now(tz=zones.utc) + parse_duration(text)
+    try:
+        return aware(parse_instant(text))
+    except ArgumentTypeError:
+        raise ArgumentTypeError(
+            f"{text!r} is not a time: use now, 2h or 30d (from now on), 2026-01-31 or "
+            "2026-01-31T12:00+01:00"
+        ) from None
+
+
 def whole(low: int = 1, high: int = 10**12) -> Callable[[str], int]:
     """A whole number between these."""
 
@@ -210,27 +293,39 @@ def positive(text: str) -> float:
 
 
 class Reporter:
-    """Says how far a verb is: on a terminal one line that is written again and again, else a line
-    every five seconds."""
+    """Says how far a verb is: on a terminal by a bar (with rich, when the total is known) or by one
+    line that is written again and again, else by a line every five seconds."""
 
     def __init__(self, stream: OutputWrapper, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._terminal = stream.isatty()
         self._pause = 0.1 if self._terminal else 5.0
         self._next = clock() + (0 if self._terminal else self._pause)
+        self._bar: Bar | None = None
 
-    def show(self, text: str) -> None:
+    def show(self, text: str, done: int = 0, total: int = 0) -> None:
         """Write the text, unless a text was written just now."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + self._pause
-        if self._terminal:
+        if self._terminal and total and self._bar is None:
+            with suppress(ImportError):
+                from .terminal import Bar
+
+                self._bar = Bar(self._stream)
+        if self._bar:
+            self._bar.show(text, done, total)
+        elif self._terminal:
             self._stream.write(f"\r\x1b[K{text}", style_func=str, ending="")
             self._stream.flush()
         else:
-            self._stream.write(text, style_func=str)
+            percent = f" ({100 * done // total} % of {total:,})" if total else ""
+            self._stream.write(text + percent, style_func=str)
 
     def clear(self) -> None:
         """Make room for the last line."""
-        if self._terminal:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        elif self._terminal:
             self._stream.write("\r\x1b[K", style_func=str, ending="")

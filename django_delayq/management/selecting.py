@@ -13,7 +13,7 @@ from ..core.present import counted, on_one_line
 from ..models import Final
 from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode
-from .cli import Verb, add_record, committed_count, in_time_zone, parse_instant, whole
+from .cli import Answer, Verb, add_record, committed_count, in_time_zone, parse_instant, whole
 
 #: The options that choose, beside --all.
 _FILTERS = ("topic", "task", "error", "since", "until")
@@ -58,27 +58,31 @@ class SelectingVerb(Verb):
         )
         add_record(parser, reason=self.reason_required)
 
-    def run(self, options: dict[str, Any]) -> str | None:
+    def run(self, options: dict[str, Any]) -> Answer:
         """Change the selection, or show it."""
         rows = selected(options)
         if options["dry_run"]:
             found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
             summary = self._summary(found.count, found.skipped)
-            self.stdout.write(f"would have {summary}; nothing was changed")
+            lines = [f"would have {summary}; nothing was changed"]
             for row in found.first:
                 error = row.error_class or row.reason or "-"
                 parts = (row.task, row.key or "-", error, in_time_zone(row.finished_at))
-                self.stdout.write("  " + "  ".join(on_one_line(part) for part in parts))
+                lines.append("  " + "  ".join(on_one_line(part) for part in parts))
             if found.count > len(found.first) > 0:
-                self.stdout.write(f"  ... and {found.count - len(found.first):,} more")
-            return None
+                lines.append(f"  ... and {found.count - len(found.first):,} more")
+            data = {"dry_run": True, "count": found.count, "skipped": dict(found.skipped)}
+            return Answer(text="\n".join(lines), data=data)
 
         def progress(replayed: Replayed) -> None:
             self.replayed = replayed
             self.progress(self._summary(replayed.count, replayed.skipped))
 
         end = self.change(rows, progress=progress, **{name: options[name] for name in self.passed})
-        return self._summary(end.count, end.skipped)
+        return Answer(
+            text=self._summary(end.count, end.skipped),
+            data={"dry_run": False, "count": end.count, "skipped": dict(end.skipped)},
+        )
 
     def committed(self) -> str:
         """How many messages the record counts."""

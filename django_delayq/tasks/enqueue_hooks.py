@@ -27,7 +27,7 @@ def with_hooked_headers(calls: Sequence[Call], paths: Sequence[str]) -> list[Cal
     for call in calls:
         if call.task not in copies:
             copies[call.task] = _with_headers(call.task, paths)
-    return [Call(copies[call.task], call.args, call.kwargs) for call in calls]
+    return [replace(call, task=copies[call.task]) for call in calls]
 
 
 def _with_headers(task: Task[..., Any], paths: Sequence[str]) -> Task[..., Any]:

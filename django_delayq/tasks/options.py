@@ -23,7 +23,7 @@ from .recurrence import RecurrenceOptions
 OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
 
 #: Values of on_duplicate with which max_wait goes.
-LIMITED = ("replace", "extend")
+DEBOUNCING = ("replace", "extend")
 
 NOW, NEVER = When.after(0), When()
 
@@ -177,7 +177,7 @@ class Options:
     def mode(self) -> str:
         """on_duplicate, with max_wait where that counts. Raises InvalidMessage when the delay is
         longer."""
-        if self.max_wait_ms is None or self.on_duplicate not in LIMITED:
+        if self.max_wait_ms is None or self.on_duplicate not in DEBOUNCING:
             return self.on_duplicate
         if self.when.is_delay and self.when.ms > self.max_wait_ms:
             raise InvalidMessage("The delay is longer than max_wait. Make one of both fit.")
@@ -196,7 +196,7 @@ class Options:
         if "key" in values:
             values["key_maker"] = None
         options = replace(self, **values)
-        if "max_wait_ms" in values and options.on_duplicate not in LIMITED:
+        if "max_wait_ms" in values and options.on_duplicate not in DEBOUNCING:
             raise InvalidMessage('max_wait goes with on_duplicate="replace" or "extend".')
         return options
 

@@ -166,7 +166,7 @@ class QueueUnderTest:
                 found.pop((topic, identity.hex()), None)
             for item in items:
                 topic, identity = item.address
-                if item.message.mode == "replace" or (topic, identity.hex()) not in found:
+                if item.message.replaces or (topic, identity.hex()) not in found:
                     found[topic, identity.hex()] = self._planned_message(item)
         return sorted(found.values(), key=lambda message: (message.due_at, message.id))
 

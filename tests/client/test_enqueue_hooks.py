@@ -51,6 +51,14 @@ def test_the_headers_of_using_win(hooked: Hooked) -> None:
     assert headers() == [{"request-id": "r-1", "by": "hand", "note": "n"}]
 
 
+def test_calls_with_a_key_or_a_due_time_of_their_own_have_them_too(hooked: Hooked) -> None:
+    hooked("with_request_id")
+    calls = [record.prepare(n).using(key=f"k{n}", delay=60) for n in range(2)]
+    handles = record.enqueue_many([*calls, (2,)])
+    assert [handle.key for handle in handles] == ["k0", "k1", None]
+    assert [found["request-id"] for found in headers()] == ["r-1"] * 3
+
+
 def test_each_enqueue_asks_anew(hooked: Hooked) -> None:
     hooked("with_request_id")
     for name in ("r-2", "r-3"):

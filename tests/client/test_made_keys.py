@@ -60,6 +60,11 @@ def test_using_overrides_it(close: Any) -> None:
     assert waiting() == [("", 5), ("other", 5)]
 
 
+def test_a_key_that_a_call_of_many_was_given_overrides_it(close: Any) -> None:
+    calls = [close.prepare(1).using(key="own"), close.prepare(2).using(delay=5), close.prepare(3)]
+    assert [handle.key for handle in close.enqueue_many(calls)] == ["own", "order:2", "order:3"]
+
+
 def test_many_have_keys_of_their_own_in_one_batch(close: Any, delayq: RedisStore) -> None:
     close.enqueue(0)
     before = scripts_run(delayq)

@@ -185,14 +185,23 @@ def test_progress_is_not_said_more_often_than_people_read() -> None:
         assert stream.getvalue().count("x") == times
 
 
+def test_a_known_total_is_a_bar_on_a_terminal_and_a_share_elsewhere() -> None:
+    pytest.importorskip("rich")
+    for stream, words in ((Terminal(), "500/1000"), (StringIO(), "moved (50 % of 1,000)")):
+        shown = Reporter(OutputWrapper(stream), iter((0.0, 10.0, 10.0)).__next__)
+        shown.show("moved", 500, 1000)
+        shown.clear()
+        assert words in stream.getvalue()
+
+
 def test_ctrl_c_says_how_many_were_done_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     pks = dead(501)
     show = Reporter.show
 
-    def interrupt(self: Reporter, text: str) -> None:
+    def interrupt(self: Reporter, text: str, *amounts: int) -> None:
         if "500" in text:
             raise KeyboardInterrupt
-        show(self, text)
+        show(self, text, *amounts)
 
     monkeypatch.setattr(Reporter, "show", interrupt)
     err = StringIO()

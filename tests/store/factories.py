@@ -69,9 +69,10 @@ def record(
     ttr_ms: int = 60_000,
     flags: int = 0,
     limit: bytes = b"",
+    code: bytes = CODE,
 ) -> bytes:
     """A record as a producer sends it: without its stamp."""
-    header = encode_header(CODE, flags | priority, ttr_ms)
+    header = encode_header(code, flags | priority, ttr_ms)
     return encode_record(with_limit(header, limit) if limit else header, body, 2**24)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from django_delayq.core.limits import LimitRule, TopicLimits
-from django_delayq.core.message import Priority
+from django_delayq.core.message import Priority, task_code
+from django_delayq.core.times import When
 from django_delayq.store import keys
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import Claimed, RedisStore
-from tests.servers import Server
+from tests.servers import Server, wait_until
 from tests.store.factories import (
     CODE,
     DETAIL,
@@ -35,6 +36,7 @@ from tests.store.factories import (
 )
 
 OTHER = b"a second"
+SECOND = task_code("shop.second")
 ONE = TopicLimits(tasks={CODE: LimitRule(concurrency=1)})
 SLOW = TopicLimits(tasks={CODE: LimitRule("1/h")})
 FREE = TopicLimits()
@@ -131,6 +133,25 @@ def test_another_rate_counts_at_once(store: RedisStore) -> None:
     assert len(claimed_ids(store, TopicLimits(LimitRule("1/h")))) == 1
     claimed = claim(store, TopicLimits(LimitRule("1/s")))
     assert (claimed.next_due_ms or 0) - claimed.now_us / 1000 <= 1050
+
+
+def test_a_quicker_rate_does_not_wait_for_what_a_slow_one_has_used(store: RedisStore) -> None:
+    enqueue_many(store, 5)
+    assert len(claimed_ids(store, TopicLimits(LimitRule("1/h")))) == 1
+    rewind(store, PARTITION, 1100)
+    assert len(claimed_ids(store, TopicLimits(LimitRule("1/s")))) == 1
+
+
+def test_a_slow_task_keeps_to_its_rate_beside_a_quick_one_of_the_same_key(
+    store: RedisStore,
+) -> None:
+    rates = {CODE: LimitRule("1/h"), SECOND: LimitRule("10/s")}
+    slow = enqueue_in_order(store, 2)
+    assert claimed_ids(store, TopicLimits(tasks=rates)) == slow[:1]
+    for n in range(3):
+        quick = enqueue(store, limit=LIMIT, code=SECOND, when=str(int(PAST) - 9 + n))
+        rewind(store, PARTITION, 2000)
+        assert claimed_ids(store, TopicLimits(tasks=rates)) == [quick]
 
 
 def test_no_clock_says_when_a_place_is_free(store: RedisStore) -> None:
@@ -326,6 +347,61 @@ def test_what_was_cancelled_while_it_waited_is_passed_over(store: RedisStore) ->
     ack(store, lease)
     rewind(store, PARTITION, 3000)
     assert claimed_ids(store, ONE) == ids[2:]
+
+
+@pytest.mark.parametrize("how", ["cancel", "purge", "reschedule"])
+def test_many_that_went_while_they_waited_do_not_hold_up_those_behind_them(
+    store: RedisStore, how: str
+) -> None:
+    ids = enqueue_in_order(store, 101)
+    (lease,) = claim(store, ONE).leases
+    if how == "cancel":
+        assert set(store.cancel_in(PARTITION, ids[1:])) == {"OK"}
+    elif how == "purge":
+        assert set(store.purge(PARTITION)) == set(ids[1:])
+    else:
+        for message_id in ids[1:]:
+            store.reschedule_in(PARTITION, message_id, When.after(600_000))
+    newer = enqueue(store, limit=LIMIT, when=str(int(PAST) + 900))
+    assert claimed_ids(store, ONE) == []
+    ack(store, lease)
+    assert claimed_ids(store, ONE) == [newer]
+
+
+@pytest.mark.parametrize("why", ["too late", "expired"])
+def test_many_that_are_over_do_not_hold_up_those_behind_them(store: RedisStore, why: str) -> None:
+    limits = TopicLimits(tasks={CODE: LimitRule(concurrency=1, too_late_ms=60_000)})
+    now = int(store.clock_ms())
+    first = enqueue(store, limit=LIMIT, when=str(now - 50_000))
+    (lease,) = claim(store, limits).leases
+    assert lease.id == first
+    gone = [
+        enqueue(store, limit=LIMIT, when=str(now - 40_000 + n), expires=str(now + 50))
+        for n in range(100)
+    ]
+    punctual = enqueue(store, limit=LIMIT, when=str(now - 10))
+    if why == "too late":
+        limits = TopicLimits(tasks={CODE: LimitRule(concurrency=1, too_late_ms=30_000)})
+    claim(store, ONE)
+    wait_until(lambda: store.clock_ms() > now + 60, "they have expired")
+    ack(store, lease)
+    claimed = claim(store, limits)
+    assert set(claimed.over) == set(gone)
+    assert [lease.id for lease in claimed.leases] == [punctual]
+
+
+def test_an_edited_message_does_not_wait_for_the_limit_of_its_old_arguments(
+    store: RedisStore,
+) -> None:
+    ids = enqueue_in_order(store, 2)
+    assert claimed_ids(store, ONE) == ids[:1]
+    (found,) = store.queries.find(PARTITION, ids[1:])
+    assert found
+    before = wakeups(store)
+    after = found.record.replace(LIMIT, OTHER)
+    assert store.edit_in(PARTITION, ids[1], found.record, after) == "OK"
+    assert (held_back(store), wakeups(store)) == (set(), before + 1)
+    assert claimed_ids(store, ONE) == ids[1:]
 
 
 def test_a_place_whose_message_runs_no_more_is_found_free(store: RedisStore) -> None:

@@ -93,10 +93,11 @@ def test_the_limits_are_those_of_the_settings_and_of_the_tasks(per_customer: Any
     settings = replace(
         get_settings(), topics={"mail": TopicSettings(rate="1/s"), "plain": TopicSettings()}
     )
-    assert limits_by_topic(settings) == {
-        "mail": TopicLimits(LimitRule("1/s")),
-        "served": TopicLimits(tasks={per_customer.definition.code: LimitRule(concurrency=1)}),
-    }
+    found = limits_by_topic(settings)  # and those of tasks that other tests have imported
+    assert found["mail"] == TopicLimits(LimitRule("1/s"))
+    rule = LimitRule(concurrency=1)
+    assert found["served"] == TopicLimits(tasks={per_customer.definition.code: rule})
+    assert "plain" not in found
 
 
 def test_what_waits_for_a_limit_that_is_no_more_goes(

@@ -10,6 +10,7 @@ where its key is live in the other topic. Ctrl-C ends it safely: run it again to
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import asdict
 from typing import Any
 
 from ...client import topics
@@ -17,7 +18,7 @@ from ...client.moving import Moved
 from ...operators import operations
 from ...outbox.listing import CAP, count_outbox
 from ...tasks.registry import check_topic
-from ..cli import ShellUser, Verb, add_record
+from ..cli import Answer, ShellUser, Verb, add_record
 
 
 class Command(Verb):
@@ -37,23 +38,30 @@ class Command(Verb):
         )
         add_record(parser)
 
-    def run(self, options: dict[str, Any]) -> str:
+    def run(self, options: dict[str, Any]) -> Answer:
         """Move the messages."""
         topic, to = options["topic"], options["to"]
+        check_topic(to)
+        stats, outbox = topics.topic_stats(topic), count_outbox(topic)
+        waiting = stats.delayed + stats.backlog
         if options["dry_run"]:
-            check_topic(to)
-            stats, outbox = topics.topic_stats(topic), count_outbox(topic)
-            return (
-                f"{stats.delayed + stats.backlog:,} messages wait in Redis, {outbox:,}"
+            text = (
+                f"{waiting:,} messages wait in Redis, {outbox:,}"
                 f"{'+' if outbox == CAP else ''} in the outbox; {stats.leased:,} run. "
                 "Nothing was changed"
             )
+            data = {
+                "dry_run": True,
+                "redis": waiting,
+                "outbox": outbox,
+                "running": stats.leased,
+            }
+            return Answer(text=text, data=data)
 
         def progress(moved: Moved) -> None:
-            self.progress(str(moved))
+            self.progress(str(moved), moved.moved, waiting + outbox)
 
-        return str(
-            operations.move(
-                ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
-            )
+        done = operations.move(
+            ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
         )
+        return Answer(text=str(done), data={"dry_run": False, **asdict(done)})

@@ -71,6 +71,9 @@ class Command(Verb):
             add_job_arguments(options, job)
             _add_common(options)
 
+    def add_json(self, parser: ArgumentParser) -> None:
+        """Each job has it: people write it behind the job."""
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the job and print its report, or write its parameters."""
         job, self.reporter = JOBS[options["job_name"]], Reporter(self.stderr)

@@ -15,7 +15,7 @@ from typing import Any
 from ...archive.prune import Pruned, prune
 from ...core.present import counted
 from ...models import Final
-from ..cli import DURATIONS, Verb, add_by, committed_count, parse_duration
+from ..cli import DURATIONS, Answer, Verb, add_by, committed_count, parse_duration
 
 
 class Command(Verb):
@@ -42,7 +42,7 @@ class Command(Verb):
         )
         add_by(parser)
 
-    def run(self, options: dict[str, Any]) -> str:
+    def run(self, options: dict[str, Any]) -> Answer:
         """Delete the rows."""
         verb = "would have deleted" if options["dry_run"] else "deleted"
 
@@ -62,7 +62,13 @@ class Command(Verb):
             line += f"; kept {end.kept:,} open dead letters (they go with --state dead)"
         if end.needed:
             line += f"; kept {end.needed:,} whose messages Redis still has"
-        return line
+        data = {
+            "dry_run": options["dry_run"],
+            "count": end.count,
+            "kept": end.kept,
+            "needed": end.needed,
+        }
+        return Answer(text=line, data=data)
 
     def committed(self) -> str:
         """How many rows the record counts."""

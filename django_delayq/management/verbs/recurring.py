@@ -11,17 +11,15 @@ during a pause never run. `run` runs the task once, now, and leaves its ticks as
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from ...core.exceptions import InvalidMessage
-from ...core.present import table
 from ...operators import recurring
 from ...operators.recurring import RecurringStatus
-from ..cli import ShellUser, Verb, add_record, in_time_zone
+from ..cli import Answer, ShellUser, Verb, add_record, in_time_zone
 
 _HEAD = ("task", "rule", "missed", "next", "last", "state")
 
@@ -35,31 +33,33 @@ class Command(Verb):
             "what", choices=("list", "pause", "resume", "run"), help="what to do (see above)"
         )
         parser.add_argument("task", nargs="?", help="the name of the task, as the list shows it")
-        parser.add_argument("--json", action="store_true", help="list as JSON, for programs")
         add_record(parser)
 
-    def run(self, options: dict[str, Any]) -> str:
+    def run(self, options: dict[str, Any]) -> Answer:
         """The list, or what was done."""
         what, name, reason = options["what"], options["task"], options["reason"]
         if what == "list":
             found = recurring.recurring_statuses()
             found = [one for one in found if name in (None, one.task)]
-            if options["json"]:
-                return json.dumps([_plain(one) for one in found], default=str, indent=1)
-            if not found:
-                return "no recurring task"
-            return "\n".join(table([_HEAD, *map(_row, found)], [False] * len(_HEAD)))
+            return Answer(
+                text="" if found else "no recurring task",
+                data=[_plain(one) for one in found],
+                rows=[_HEAD, *map(_row, found)] if found else (),
+                right=[False] * len(_HEAD),
+            )
         if not name:
             raise InvalidMessage(f"Name the task: delayq recurring {what} TASK.")
         user = ShellUser(options["by"])
         if what == "pause":
             recurring.pause_recurring(user, name, reason=reason)
-            return f"paused {name}"
+            return Answer(text=f"paused {name}", data={"task": name, "paused": True})
         if what == "resume":
             recurring.resume_recurring(user, name, reason=reason)
-            return f"resumed {name}"
+            return Answer(text=f"resumed {name}", data={"task": name, "paused": False})
         handle = recurring.run_recurring_now(user, name, reason=reason)
-        return f"enqueued {name} as message {handle.id}"
+        return Answer(
+            text=f"enqueued {name} as message {handle.id}", data={"task": name, "id": handle.id}
+        )
 
 
 def _row(one: RecurringStatus) -> tuple[str, ...]:

@@ -11,19 +11,17 @@ milliseconds.
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from ...core.present import table
 from ...core.times import in_words
 from ...stats.history import PERIODS, PeriodFigures, history
 from ...stats.overview import TopicOverview, overview
 from ...store import get_store
-from ..cli import Verb
+from ..cli import Answer, Verb
 
 _NOW = (
     "topic",
@@ -64,44 +62,39 @@ class Command(Verb):
             choices=list(PERIODS),
             help="what finished in each hour (24h) or day (the others), until now",
         )
-        parser.add_argument("--json", action="store_true", help="one JSON document, for programs")
 
-    def run(self, options: dict[str, Any]) -> str:
+    def run(self, options: dict[str, Any]) -> Answer:
         """The figures as a table or as JSON."""
-        topic, as_json = options["topic"], options["json"]
+        topic = options["topic"]
         if options["history"]:
             found = history(options["history"], topic)
-            if as_json:
-                return _json(
-                    {
-                        "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
-                        "total": asdict(found.total),
-                        "tasks": [asdict(task) for task in found.tasks],
-                    }
-                )
+            data = {
+                "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
+                "total": found.total,
+                "tasks": found.tasks,
+            }
             day = "%Y-%m-%d" if found.step.days else "%Y-%m-%d %H:%M"
-            rows = [
+            rows: list[tuple[str, ...]] = [
                 (f"{span.at:{day}}", *_figures(span.figures))
                 for span in found.steps
                 if span.figures.messages
             ]
-            return _lines([_PAST, *rows, ("all", *_figures(found.total))])
+            rows = [_PAST, *rows, ("all", *_figures(found.total))]
+            return Answer(data=data, rows=rows, right=_right(_PAST))
         get_store().clock_ms()  # without Redis there is no present
         now = overview()
         if now.problem:
             self.stderr.write(now.problem)
         topics = [row for row in now.topics if not topic or row.topic == topic]
-        if as_json:
-            return _json({"at": now.at, "topics": [asdict(row) for row in topics]})
-        return _lines([_NOW, *(_present(row, now.at) for row in topics)])
+        return Answer(
+            data={"at": now.at, "topics": topics},
+            rows=[_NOW, *(_present(row, now.at) for row in topics)],
+            right=_right(_NOW),
+        )
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, default=datetime.isoformat, indent=1)
-
-
-def _lines(rows: list[tuple[str, ...]]) -> str:
-    return "\n".join(table(rows, [False] + [True] * (len(rows[0]) - 1)))
+def _right(head: Sequence[str]) -> Sequence[bool]:
+    return [False] + [True] * (len(head) - 1)
 
 
 def _present(topic: TopicOverview, now: datetime) -> tuple[str, ...]:

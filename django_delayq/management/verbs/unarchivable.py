@@ -19,7 +19,7 @@ from ...archive.unarchivable import ArchivedAgain, archive_again, entry_view
 from ...core.present import on_one_line
 from ...models import UnarchivableEntry
 from ...worker.process.runner import ExitCode
-from ..cli import Verb, add_record, in_time_zone
+from ..cli import Answer, Verb, add_record, in_time_zone
 
 
 class Command(Verb):
@@ -36,12 +36,13 @@ class Command(Verb):
         parser.add_argument("--topic", help="only entries of this topic")
         add_record(parser)
 
-    def run(self, options: dict[str, Any]) -> str | None:
+    def run(self, options: dict[str, Any]) -> Answer:
         """List the entries, or archive them again and say how many."""
         rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.all()
         rows = rows.filter(pk__in=options["ids"]) if options["ids"] else rows
         rows = rows.filter(topic=options["topic"]) if options["topic"] else rows
         if options["what"] == "list":
+            entries, lines = [], []
             for row in rows.order_by("pk").iterator(chunk_size=100):
                 entry = entry_view(row)
                 parts = (
@@ -53,8 +54,20 @@ class Command(Verb):
                     row.error,
                 )
                 words = "  ".join(on_one_line(part) for part in parts)
-                self.stdout.write(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
-            return None
+                lines.append(f"{row.pk}  {in_time_zone(row.created_at)}  {words}")
+                entries.append(
+                    {
+                        "id": row.pk,
+                        "at": row.created_at,
+                        "topic": row.topic,
+                        "state": row.state,
+                        "message_id": row.message_id,
+                        "task": entry.task,
+                        "key": entry.body.key,
+                        "error": row.error,
+                    }
+                )
+            return Answer(text="\n".join(lines), data=entries)
 
         def progress(done: ArchivedAgain) -> None:
             self.progress(_summary(done))
@@ -62,15 +75,18 @@ class Command(Verb):
         done = archive_again(
             rows, by=options["by"], reason=options["reason"][:1_000], progress=progress
         )
+        answer = Answer(
+            text=_summary(done), data={"count": done.count, "refused": dict(done.refused)}
+        )
         if done.refused:
             self.reporter.clear()
-            self.stdout.write(_summary(done))
+            self.show(answer, options)
             raise CommandError(
                 "The database refused some entries again. Run `delayq unarchivable list`: it shows "
                 "the error of each.",
                 returncode=ExitCode.ERROR,
             )
-        return _summary(done)
+        return answer
 
 
 def _summary(done: ArchivedAgain) -> str:

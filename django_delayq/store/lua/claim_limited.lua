@@ -47,7 +47,9 @@ if release then
 end
 count = count + claim(release and '(' .. border or '-inf', NOW, room - count)
 spend('rate', interval, count)
-forget_full(500)
+local slowest = math.max(interval or 0, release or 0)
+for _, rule in pairs(rules) do slowest = math.max(slowest, rule.interval or 0) end
+forget_full(500, slowest)
 local at = next_due()
 if at ~= '' and at <= NOW and count < limit and tried < 500 then
   if more_at and count == room then at = more_at elseif late_at then at = math.min(late_at, first_after(border, 1)) end

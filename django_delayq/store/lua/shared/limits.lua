@@ -8,21 +8,33 @@ local function limit_of(record)
   if math.floor(flags / 64) % 2 == 1 and #record >= 31 then return string.sub(record, 24, 31) end
 end
 
--- What waits for the limit, the first due first.
-local function waiting_for(limit, count)
-  return redis.call('ZRANGEBYLEX', LIMITS, '[w' .. limit, '(w' .. limit .. '\255', 'LIMIT', 0, count)
+-- Whether anything is noted to wait for the limit.
+local function waits(limit)
+  return redis.call('ZRANGEBYLEX', LIMITS, '[w' .. limit, '(w' .. limit .. '\255', 'LIMIT', 0, 1)[1]
 end
 
--- Lets up to `count` of them be claimed; the caller parks `moves`. What is not held back any more (it was moved or
--- cancelled) is forgotten.
-local function admit(limit, count, moves)
-  local waiting = waiting_for(limit, count)
-  for _, member in ipairs(waiting) do
+-- What waits for the limit and is due first: its due time, id, lane and member. What is not held back any more (it was moved
+-- or cancelled) is forgotten, 100 at most: then it returns nothing.
+local function first_waiting(limit)
+  for _ = 1, 100 do
+    local member = waits(limit)
+    if not member then return end
     local due, id = struct.unpack('>I6', member, 10), string.sub(member, 16)
     local lane = lane_of(redis.call('HGET', MESSAGES, id))
-    if tonumber(redis.call('ZSCORE', lane, id)) == HELD + due then move(moves, lane, due, id) end
+    if tonumber(redis.call('ZSCORE', lane, id)) == HELD + due then return due, id, lane, member end
+    redis.call('ZREM', LIMITS, member)
   end
-  if #waiting > 0 then redis.call('ZREM', LIMITS, unpack(waiting)) end
+end
+
+-- Lets up to `count` of them be claimed; the caller parks `moves`. Returns how many.
+local function admit(limit, count, moves)
+  for admitted = 1, count do
+    local due, id, lane, member = first_waiting(limit)
+    if not due then return admitted - 1 end
+    redis.call('ZREM', LIMITS, member)
+    move(moves, lane, due, id)
+  end
+  return count
 end
 
 -- The runs of these messages have ended (`mine`: false for those whose have not): what waits for their limits may go.

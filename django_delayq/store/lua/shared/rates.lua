@@ -1,26 +1,27 @@
 -- Shared: rates, by Redis' clock, and how many more a rule lets start.
--- BUCKETS: name -> when the next message may start; nothing: now. The names: limits, 'rate' and 'release' of the topic.
+-- BUCKETS: name -> the instant whose message has started: the next may an interval later; nothing: now. So another rate than
+-- before, and another task's, counts from the same start. The names: limits, 'rate' and 'release' of the topic.
 -- TIMERS: limit that something waits for -> when to look at it.
 local UNUSED, STEP, LOOK = 500, 50, 1000
 
 -- How many may start now, and the instant from which they count. What UNUSED ms give is kept, in whole messages, so that
--- dispatchers that come late lose nothing. Another rate than before counts from now on.
+-- dispatchers that come late lose nothing.
 local function tokens(name, interval)
-  local from = tonumber(redis.call('ZSCORE', BUCKETS, name)) or 0
+  local used = tonumber(redis.call('ZSCORE', BUCKETS, name))
   local kept = math.max(100, math.floor(UNUSED / interval) * interval)
-  from = math.min(math.max(from, NOW - kept), NOW + interval)
+  local from = math.max(used and math.min(used, NOW) + interval or 0, NOW - kept)
   return math.max(0, math.floor((NOW - from) / interval + 0.001) + 1), from
 end
 
 local function spend(name, interval, count)
   if not interval or count == 0 then return end
   local _, from = tokens(name, interval)
-  redis.call('ZADD', BUCKETS, from + count * interval, name)
+  redis.call('ZADD', BUCKETS, from + (count - 1) * interval, name)
 end
 
--- Buckets that are full again are as good as none.
-local function forget_full(limit)
-  local full = redis.call('ZRANGEBYSCORE', BUCKETS, '-inf', NOW - UNUSED, 'LIMIT', 0, limit)
+-- Buckets that are full again, also at the slowest rate here, are as good as none.
+local function forget_full(limit, slowest)
+  local full = redis.call('ZRANGEBYSCORE', BUCKETS, '-inf', NOW - UNUSED - slowest, 'LIMIT', 0, limit)
   if #full > 0 then redis.call('ZREM', BUCKETS, unpack(full)) end
 end
 

@@ -17,27 +17,37 @@ end
 local function look_around(rules, limit)
   local moves, left = {}, 500
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, limit)) do
-    local first = waiting_for(name, 1)[1]
-    local rule = first and rules[string.sub(redis.call('HGET', MESSAGES, string.sub(first, 16)) or '', 20, 23)]
+    local _, first = first_waiting(name)
+    local rule = first and rules[string.sub(redis.call('HGET', MESSAGES, first) or '', 20, 23)]
     if rule and rule.most then forget_ended(name) end
     local room, full = left, false
     if rule then room, full = room_under(name, rule) end
-    local going = math.max(0, math.min(room, left))
-    left = left - going
-    if going > 0 then admit(name, going, moves) end
-    if waiting_for(name, 1)[1] then look_at(name, rule or ANY, full, going) else redis.call('ZREM', TIMERS, name) end
+    local going = first and math.max(0, math.min(room, left)) or 0
+    local admitted = admit(name, going, moves)
+    left = left - admitted
+    if not waits(name) then
+      redis.call('ZREM', TIMERS, name)
+    elseif not first or admitted < going then -- there is more to forget
+      redis.call('ZADD', TIMERS, NOW, name)
+    else
+      look_at(name, rule or ANY, full, going)
+    end
   end
   park(moves)
 end
 
--- Whether the message leaves its lane now: to run under its limit, which counts it, or because it is over. Else the limit
--- holds it back, also when another has waited for longer: that one goes first.
+-- Whether the message leaves its lane now: to run under its limit, which counts it, or because it is over, and the next one
+-- goes instead. Else the limit holds it back, also when another has waited for longer: that one goes first.
 local function leaves(record, rule, id, due, lane, late, moves)
   local limit, expires_at = limit_of(record), #record >= 23 and struct.unpack('>I6', record, 9) or 0
-  if late or not limit or expires_at > 0 and expires_at <= NOW then return true end
+  if not limit then return true end
+  if late or expires_at > 0 and expires_at <= NOW then
+    admit(limit, 1, moves)
+    return true
+  end
   local room, full = room_under(limit, rule)
-  local first = waiting_for(limit, 1)[1]
-  local another = first and struct.unpack('>I6', first, 10) < due
+  local first_due = first_waiting(limit)
+  local another = first_due and first_due < due
   if room > 0 and not another then
     spend(limit, rule.interval, 1)
     if rule.most then redis.call('ZADD', LIMITS, 0, 'r' .. limit .. id) end

@@ -1,0 +1,49 @@
+"""Tables and progress bars on a terminal, by rich (extra `cli`). Loaded only when the output is a
+terminal and rich is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO, cast
+
+from django.core.management.base import OutputWrapper
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+def show_table(stream: OutputWrapper, rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    """The rows as a table; the first one is its head. `right`: which columns are numbers."""
+    head, *lines = rows
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, is_right in zip(head, right, strict=True):
+        drawn.add_column(Text(name), justify="right" if is_right else "left", overflow="fold")
+    for line in lines:
+        drawn.add_row(*map(Text, line))
+    Console(file=cast(IO[str], stream._out)).print(drawn)
+
+
+class Bar:
+    """A bar for work whose amount is known."""
+
+    def __init__(self, stream: OutputWrapper) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(file=cast(IO[str], stream._out)),
+            transient=True,
+        )
+        self._progress.start()
+        self._task = self._progress.add_task("", total=None)
+
+    def show(self, text: str, done: int, total: int) -> None:
+        """Draw it anew."""
+        self._progress.update(self._task, description=text, completed=done, total=total)
+
+    def stop(self) -> None:
+        """Remove it."""
+        self._progress.stop()

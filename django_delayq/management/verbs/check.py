@@ -1,0 +1,172 @@
+"""Check the health of the queue, for cron, Nagios and the like: one line and an exit code.
+
+Every topic is compared with limits for its lag, backlog and dead letters. A topic where messages
+wait and no worker serves it is critical. A paused topic is a warning, and its lag does not count.
+
+  python manage.py delayq check
+  python manage.py delayq check --topic orders --warn-lag 30s --critical-lag 5m --json
+
+Exit codes: 0 fine, 1 warning, 2 critical (also: Redis is away), 3 unknown (the database is away).
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from django.core.management.base import CommandError
+
+from ...core.exceptions import StoreError
+from ...core.present import counted
+from ...core.times import in_words
+from ...outbox.existing import check_existing
+from ...stats.overview import TopicOverview, overview
+from ...store import get_store
+from ..cli import DURATIONS, Answer, Verb, parse_duration, whole
+
+
+class Level(IntEnum):
+    """How bad it is, and the exit code."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+class Problem(NamedTuple):
+    """What is wrong."""
+
+    level: Level
+    topic: str
+    words: str
+
+
+class Command(Verb):
+    """Compares the figures with limits."""
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Which topic, and the limits."""
+        parser.add_argument("--topic", default="", help="only this topic")
+        for level, lag, dead in (("warn", "1m", 1), ("critical", "10m", None)):
+            parser.add_argument(
+                f"--{level}-lag",
+                type=parse_duration,
+                default=parse_duration(lag),
+                metavar="DURATION",
+                help=f"lag from which it is {level}: {DURATIONS} (default: {lag})",
+            )
+            parser.add_argument(
+                f"--{level}-backlog",
+                type=whole(),
+                metavar="COUNT",
+                help=f"due messages from which it is {level} (default: no limit)",
+            )
+            parser.add_argument(
+                f"--{level}-dead",
+                type=whole(),
+                default=dead,
+                metavar="COUNT",
+                help=f"open dead letters from which it is {level} (default: {dead or 'no limit'})",
+            )
+
+    def failure(self, error: Exception) -> CommandError:
+        """Without Redis nothing is well."""
+        level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
+        return CommandError(f"DELAYQ {level.name} - {error}", returncode=level)
+
+    def run(self, options: dict[str, Any]) -> Answer:
+        """The worst level, and all problems."""
+        get_store().clock_ms()  # raises while Redis is away
+        if options["topic"]:
+            check_existing(options["topic"])
+        now = overview()
+        problems = []
+        if now.problem:
+            level = Level.CRITICAL if now.stale else Level.UNKNOWN
+            problems.append(Problem(level, "", now.problem))
+        if now.unarchivable and not options["topic"]:
+            problems.append(
+                Problem(Level.WARNING, "", "the archive refused messages: delayq unarchivable list")
+            )
+        topics = [row for row in now.topics if options["topic"] in ("", row.topic)]
+        for row in topics:
+            problems += _problems(row, options)
+        # Critical before unknown before a warning: the first is certain.
+        order = [Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL]
+        problems.sort(key=lambda problem: (-order.index(problem.level), problem.topic))
+        worst = problems[0].level if problems else Level.OK
+        words = [f"{problem.topic or 'all'}: {problem.words}" for problem in problems]
+        summary = (
+            "; ".join(words)
+            or f"{counted(len(topics), 'topic')} {'is' if len(topics) == 1 else 'are'} fine"
+        )
+        figures = " ".join(_figures(row, options) for row in topics)
+        return Answer(
+            text=f"DELAYQ {worst.name} - {summary}" + (f" | {figures}" if figures else ""),
+            data={
+                "level": worst.name.lower(),
+                "at": now.at,
+                "problems": [
+                    {"level": level.name.lower(), "topic": topic, "problem": text}
+                    for level, topic, text in problems
+                ],
+                "topics": [
+                    {
+                        "topic": row.topic,
+                        "lag": row.lag,
+                        "backlog": row.backlog,
+                        "dead_letters": row.dead_letters,
+                        "workers": row.workers,
+                        "paused": row.paused is not None,
+                    }
+                    for row in topics
+                ],
+            },
+            code=worst,
+        )
+
+
+def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
+    if row.unserved:
+        yield Problem(Level.CRITICAL, row.topic, "messages wait and no worker serves the topic")
+    if row.paused:
+        yield Problem(Level.WARNING, row.topic, "the topic is paused")
+    figures = {
+        "lag": timedelta() if row.paused else timedelta(seconds=row.lag),
+        "backlog": row.backlog,
+        "dead": row.dead_letters,
+    }
+    for name, value in figures.items():
+        for level in (Level.CRITICAL, Level.WARNING):
+            limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
+            if limit is not None and value >= limit:
+                yield Problem(level, row.topic, f"{_words(name, value)} (limit {_plain(limit)})")
+                break
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "lag":
+        return f"lag {_plain(value)}"
+    return counted(value, "due message" if name == "backlog" else "open dead letter")
+
+
+def _plain(value: Any) -> str:
+    return in_words(value.total_seconds()) if isinstance(value, timedelta) else f"{value:,}"
+
+
+def _figures(row: TopicOverview, options: dict[str, Any]) -> str:
+    """Performance data, as Nagios reads it: 'name'=value;warning;critical."""
+    figures = {"lag": f"{row.lag:.3f}s", "backlog": row.backlog, "dead": row.dead_letters}
+    parts = []
+    for name, value in figures.items():
+        limits = [options[f"{level}_{name}"] for level in ("warn", "critical")]
+        ends = [
+            f"{limit.total_seconds():g}" if isinstance(limit, timedelta) else str(limit or "")
+            for limit in limits
+        ]
+        parts.append(f"'{row.topic}_{name}'={value};{';'.join(ends)}")
+    return " ".join(parts)

@@ -1,0 +1,259 @@
+"""manage.py delayq list, get, find, send, cancel, reschedule, pause, resume: messages by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime, timedelta, timezone
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_delayq import topic_stats
+from django_delayq.models import OperatorAction
+from django_delayq.operators import waiting_selection
+from tests.app.tasks import close_order, record
+from tests.faults import unreachable
+from tests.hands import Hands
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+]
+
+RECORD, CLOSE = "tests.app.tasks.record", "tests.app.tasks.close_order"
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def delayq_command(*args: str, out: StringIO | None = None) -> str:
+    """What the verb prints."""
+    out = out or StringIO()
+    call_command("delayq", *args, stdout=out, stderr=StringIO())
+    return out.getvalue()
+
+
+def in_json(*args: str) -> Any:
+    return json.loads(delayq_command(*args, "--json"))
+
+
+def refused(*args: str) -> CommandError:
+    with pytest.raises(CommandError) as caught:
+        delayq_command(*args)
+    return caught.value
+
+
+def keys(*args: str) -> list[str]:
+    """The keys of the messages that `list` prints."""
+    return [message["key"] for message in in_json("list", *args)["messages"]]
+
+
+@pytest.fixture
+def five() -> None:
+    """Messages of two tasks, one of them only in the outbox."""
+    for number in (1, 2, 3):
+        record.using(key=f"user:{number}", delay=60 * number).enqueue(number)
+    close_order.using(key="order:4", delay=240).enqueue(4)
+    record.using(key="user:far", delay=timedelta(days=3000), durable=True).enqueue("far")
+
+
+# list
+
+
+def test_the_list_is_by_due_time_over_all_topics_and_the_outbox(five: None) -> None:
+    assert keys() == ["user:1", "user:2", "user:3", "order:4", "user:far"]
+
+
+@pytest.mark.parametrize(
+    ("args", "chosen"),
+    [
+        (["orders"], ["order:4"]),
+        (["--task", CLOSE], ["order:4"]),
+        (["--key-prefix", "user:"], ["user:1", "user:2", "user:3", "user:far"]),
+        (["--due-before", "150s"], ["user:1", "user:2"]),
+        (["--due-after", "150s", "--due-before", "1h"], ["user:3", "order:4"]),
+        (["--due-before", "now"], []),
+        (["--limit", "1"], ["user:1"]),
+    ],
+)
+def test_filters_of_the_list(five: None, args: list[str], chosen: list[str]) -> None:
+    assert keys(*args) == chosen
+
+
+def test_a_list_longer_than_a_page_is_whole(five: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_selection, "BATCH", 1)
+    assert len(keys()) == 5
+
+
+def test_people_get_a_table_and_hear_of_more(five: None) -> None:
+    head, first, more = delayq_command("list", "--limit", "1").splitlines()
+    assert head.split() == ["due", "in", "state", "topic", "task", "key", "attempt", "id"]
+    assert "user:1" in first and RECORD in first
+    assert more == "There are more: --limit 10 shows more of them."
+
+
+def test_on_a_terminal_rich_draws_the_table(five: None) -> None:
+    pytest.importorskip("rich")
+    assert "─" in delayq_command("list", out=Terminal())
+
+
+def test_without_rich_a_terminal_gets_plain_lines(
+    five: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "django_delayq.management.terminal", None)
+    text = delayq_command("list", "--limit", "1", out=Terminal())
+    assert "─" not in text and "user:1" in text
+
+
+def test_running_messages_are_listed(hands: Hands) -> None:
+    record.using(key="busy").enqueue(1)
+    hands.claim()
+    assert delayq_command("list") == "Nothing waits that fits.\n"
+    (running,) = in_json("list", "--running")["messages"]
+    assert running["message"]["key"] == "busy"
+    assert "busy" in delayq_command("list", "default", "--running")
+    assert "for waiting messages" in str(refused("list", "--running", "--due-before", "1h"))
+
+
+# get and find
+
+
+def test_get_shows_a_live_message(five: None) -> None:
+    text = delayq_command("get", "orders", "--key", "order:4")
+    assert CLOSE in text and "calls with  4" in text
+    found = in_json("get", "orders", "--key", "order:4")
+    assert found["args"] == [4]
+    assert in_json("get", "orders", found["id"]) == found
+
+
+def test_get_of_what_is_not_live_ends_with_1() -> None:
+    error = refused("get", "orders", "--key", "nothing")
+    assert (error.returncode, "is not live" in str(error)) == (1, True)
+
+
+@pytest.mark.parametrize("args", [["orders"], ["orders", "ab" * 16, "--key", "k"]])
+def test_one_message_has_one_name(args: list[str]) -> None:
+    assert refused("get", *args).returncode == 2
+
+
+def test_find_finds_the_live_and_the_archived(five: None, hands: Hands) -> None:
+    assert in_json("find", "order:4")[0]["state"] == "delayed"
+    handle = record.using(key="done").enqueue(1)
+    hands.work()
+    hands.archive()
+    (found,) = in_json("find", "done")
+    assert (found["state"], found["row"] > 0) == ("acked", True)
+    assert handle.id in delayq_command("find", handle.id)
+    assert refused("find", "nothing").returncode == 1
+
+
+# send
+
+
+def test_send_calls_a_task_with_json_and_text() -> None:
+    sent = in_json("send", CLOSE, "7", 'reason="9"', "--delay", "5m", "--key", "order:7")
+    message = close_order.get(id=sent["id"])
+    assert message is not None
+    assert (message.args, message.kwargs, message.key) == ([7], {"reason": "9"}, "order:7")
+    action = OperatorAction.objects.get()
+    assert (action.action, action.count) == ("schedule", 1)
+    delayq_command("send", RECORD, "two words", "--due-at", "2h", "--topic", "orders")
+    assert keys("orders", "--task", RECORD) == [None]
+
+
+def test_a_dry_run_checks_the_arguments_and_sends_nothing() -> None:
+    assert "would send" in delayq_command("send", CLOSE, "order_id=7", "--dry-run")
+    assert refused("send", CLOSE, "wrong=7", "--dry-run").returncode == 2
+    assert delayq_command("list") == "Nothing waits that fits.\n"
+
+
+def test_send_refuses_unknown_tasks_and_a_gap() -> None:
+    assert "No task is named 'gone'" in str(refused("send", "gone"))
+    assert "has no name" in str(refused("send", CLOSE, "reason=1", "7"))
+    assert "given twice" in str(refused("send", CLOSE, "reason=1", "reason=2"))
+
+
+# cancel and reschedule
+
+
+def test_one_message_is_cancelled_and_recorded(five: None) -> None:
+    delayq_command("cancel", "orders", "--key", "order:4", "--reason", "paid", "--by", "anna")
+    assert keys("orders") == []
+    action = OperatorAction.objects.get()
+    assert (action.action, action.operator, action.reason) == ("cancel", "anna", "paid")
+    assert refused("cancel", "orders", "--key", "order:4").returncode == 1
+
+
+def test_those_that_fit_are_cancelled_and_no_other(five: None) -> None:
+    text = delayq_command("cancel", "--task", RECORD, "--dry-run")
+    assert "would have cancelled 4 messages; nothing was changed" in text
+    assert len(keys()) == 5
+    assert delayq_command("cancel", "--task", RECORD, "--by", "anna") == "cancelled 4 messages\n"
+    assert keys() == ["order:4"]
+    action = OperatorAction.objects.get()
+    assert (action.action, action.count, action.selection) == ("cancel", 4, f"task {RECORD}")
+    assert action.finished_at is not None
+
+
+def test_what_runs_is_not_cancelled(five: None, hands: Hands) -> None:
+    record.using(key="busy").enqueue(1)
+    hands.claim()
+    assert in_json("cancel", "default", "--key-prefix", "busy")["count"] == 0
+    assert topic_stats("default").leased == 1
+
+
+def test_a_cancel_that_was_cut_goes_on_where_it_was(
+    five: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = waiting_selection.changes.cancel, iter(range(3))
+
+    def cut(*args: Any) -> bool:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(waiting_selection.changes, "cancel", cut)
+    with pytest.raises(SystemExit):
+        delayq_command("cancel", "default", "--all")
+    monkeypatch.undo()
+    action = OperatorAction.objects.get()
+    assert (action.count, action.finished_at) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [[], ["orders"], ["--all"], ["orders", "--all", "--task", CLOSE], ["--key", "k"]],
+)
+def test_a_cancel_says_which(five: None, args: list[str]) -> None:
+    assert refused("cancel", *args).returncode == 2
+    assert len(keys()) == 5
+
+
+def test_a_message_gets_another_due_time(five: None) -> None:
+    due = in_json("reschedule", "orders", "--key", "order:4", "--delay", "10m")["due_at"]
+    left = datetime.fromisoformat(due) - datetime.now(tz=timezone.utc)
+    assert timedelta(minutes=9) < left <= timedelta(minutes=10)
+    assert keys("--due-after", "9m", "--due-before", "11m") == ["order:4"]
+    assert OperatorAction.objects.get().action == "reschedule"
+
+
+# pause and resume
+
+
+def test_a_topic_is_paused_until_it_is_resumed() -> None:
+    out = delayq_command("pause", "orders", "--reason", "provider is down", "--for", "2h")
+    assert out.startswith("paused topic orders until 20")
+    pause = topic_stats("orders").paused
+    assert pause is not None and pause.reason == "provider is down" and pause.until is not None
+    assert delayq_command("resume", "orders") == "topic orders goes on\n"
+    assert topic_stats("orders").paused is None
+
+
+def test_without_redis_it_ends_with_3() -> None:
+    with unreachable():
+        assert refused("list").returncode == 3
