@@ -28,7 +28,7 @@ from ..core.present import view
 from ..core.times import Duration, duration_ms, from_ms, in_words, instant_ms
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import list_outbox
-from ..outbox.ticker import insert
+from ..outbox.ticker import insert_ticks
 from ..store import get_store
 from ..store.for_tests import delete_keys, travel
 from ..store.store import RedisStore
@@ -36,7 +36,7 @@ from ..tasks import registry
 from ..tasks.builder import Item, build
 from ..tasks.recurrence import Recurrence
 from ..tasks.task import Call, Task
-from .running import AnyTask, DueRunner, PlannedFailure, RunReport, name_of, open_tests
+from .running import AnyTask, DueRunner, PlannedFailure, RunReport, name_of_task, open_tests
 from .session_server import session_url
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class QueueUnderTest:
 
         Raises InvalidMessage for a task without `every` or `cron`.
         """
-        name = name_of(task)
+        name = name_of_task(task)
         recurring = registry.recurring_tasks().get(name)
         if recurring is None:
             raise InvalidMessage(
@@ -272,7 +272,7 @@ class QueueUnderTest:
                 raise DelayQError(
                     f"{task.name} has more than {MOST_TICKS:,} ticks in this time. Travel less far."
                 )
-            insert(task, ticks)
+            insert_ticks(task, ticks)
 
     # What runs
 
@@ -299,7 +299,7 @@ class QueueUnderTest:
         """Let the next run raise this error in place of the task; with `task`, the next run of this
         one. Called twice, the next two runs fail."""
         raised = error() if isinstance(error, type) else error
-        self._failures.append(PlannedFailure(raised, None if task is None else name_of(task)))
+        self._failures.append(PlannedFailure(raised, None if task is None else name_of_task(task)))
 
     # For async tests
 
@@ -367,7 +367,7 @@ class _Wanted:
         delay: Duration | None,
         due_at: datetime | None,
     ) -> None:
-        self.task = name_of(task)
+        self.task = name_of_task(task)
         declared = registry.by_name.get(self.task) or registry.find(self.task)
         if declared is None:
             raise InvalidMessage(f"No task is declared under the name {self.task!r}.")

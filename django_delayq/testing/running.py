@@ -58,7 +58,7 @@ class DjangoTask(Protocol):
 AnyTask = Task[..., Any] | DjangoTask
 
 
-def name_of(task: AnyTask | str) -> str:
+def name_of_task(task: AnyTask | str) -> str:
     """The name under which messages know the task. Raises InvalidMessage for what is no task."""
     name = task if isinstance(task, str) else getattr(task, "module_path", None)
     name = task.name if isinstance(task, Task) else name
@@ -112,7 +112,7 @@ class RunReport(tuple[TaskRun, ...]):
 
     def of(self, task: AnyTask) -> RunReport:
         """The runs of one task, ours or Django's."""
-        name = name_of(task)
+        name = name_of_task(task)
         return RunReport(run for run in self if run.task == name)
 
     def __repr__(self) -> str:
