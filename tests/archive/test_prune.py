@@ -197,7 +197,7 @@ def test_ctrl_c_says_how_many_went_and_ends_with_130(monkeypatch: pytest.MonkeyP
     dead(1_001, state="acked")
     from django_delayq.management.cli import Reporter
 
-    def interrupt(self: Reporter, text: str) -> None:
+    def interrupt(self: Reporter, text: str, done: int, total: int) -> None:
         if "1,000" in text:
             raise KeyboardInterrupt
 
