@@ -117,7 +117,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) 
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert "8 passed" in done.stdout, done.stdout + done.stderr
+    assert "9 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture

@@ -91,7 +91,7 @@ def duration_ms(value: Any, name: str = "delay") -> int:
             f"{name} must be a timedelta or a number of seconds, not {type(value).__name__}."
         )
     if not 0 <= seconds < math.inf:  # NaN is not either
-        raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!r:.40}.")
+        raise InvalidDelay(f"{name} must be zero or more seconds and finite, not {value!s:.40}.")
     if seconds * 1000 > MAX_DELAY_MS:
         raise InvalidDelay(f"{name} is {value!r:.40}: more than ten years. Is it in seconds?")
     # Six digits first: 0.3 * 1000 is 300.00000000000006 in binary and must stay 300.

@@ -94,7 +94,7 @@ class Ticker(Service):
                 logger.warning("%s: Redis' clock was set back; its ticks go on now", task.name)
                 after_ms = now_ms
             ticks = [] if row.paused_at else recurrence.wanted(after_ms, now_ms, now_ms + AHEAD_MS)
-            _insert(task, ticks)
+            insert_ticks(task, ticks)
             row.rule, row.upto_ms = str(recurrence.rule), now_ms + AHEAD_MS
             row.last_tick_ms = max([row.last_tick_ms, *ticks])
             row.save(using=connection.alias, update_fields=["rule", "upto_ms", "last_tick_ms"])
@@ -132,8 +132,8 @@ def _is_due(row: RecurringTask, recurrence: Recurrence, now_ms: int) -> bool:
     return bool(row.upto_ms < now_ms - TAKE_OVER_MS)
 
 
-def _insert(task: Task[Any, Any], ticks: Sequence[int]) -> None:
-    """One durable message for each tick."""
+def insert_ticks(task: Task[Any, Any], ticks: Sequence[int]) -> None:
+    """Write one durable message for each tick."""
     calls = []
     for tick_ms in ticks:
         tick = from_ms(tick_ms)

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 from unittest.mock import patch
@@ -27,13 +28,15 @@ from ..core.present import view
 from ..core.times import Duration, duration_ms, from_ms, in_words, instant_ms
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import list_outbox
+from ..outbox.ticker import insert_ticks
 from ..store import get_store
 from ..store.for_tests import delete_keys, travel
 from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.builder import Item, build
+from ..tasks.recurrence import Recurrence
 from ..tasks.task import Call, Task
-from .running import DueRunner, PlannedFailure, RunReport, open_tests
+from .running import AnyTask, DueRunner, PlannedFailure, RunReport, name_of_task, open_tests
 from .session_server import session_url
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ R = TypeVar("R")
 
 #: A due time and a delay are as expected when they differ by less than this.
 TOLERANCE = timedelta(seconds=1)
+#: So many ticks of a task are written in one travel at most.
+MOST_TICKS = 10_000
 ASYNC = "In async code, await the method of this name with an `a` before it."
 
 
@@ -69,6 +74,7 @@ class QueueUnderTest:
         self._prefix = f"test-{secrets.token_hex(6)}"
         self._ahead_ms = 0
         self._failures: list[PlannedFailure] = []
+        self._recurring: dict[str, tuple[Task[Any, Any], Recurrence]] = {}
         self._before: dict[str, Any] = {}
         self._store: RedisStore | None = None
         self._watched = ExitStack()
@@ -166,7 +172,7 @@ class QueueUnderTest:
 
     def assert_enqueued(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -176,9 +182,10 @@ class QueueUnderTest:
     ) -> Message:
         """Fail unless a message of the task waits that is as described; returns the first of them.
 
-        `args` and `kwargs` are the whole call, as the task takes it. `delay` counts from the
-        enqueue. Delays and due times may differ by a second. Raises InvalidMessage for a call that
-        the task does not take, and for wrong durations and datetimes.
+        `task` is a task of this package or of Django, or its name. `args` and `kwargs` are the
+        whole call, as the task takes it. `delay` counts from the enqueue. Delays and due times may
+        differ by a second. Raises InvalidMessage for what is no task, for a call that the task does
+        not take, and for wrong durations and datetimes.
         """
         __tracebackhide__ = True
         wanted = _Wanted(task, args, kwargs, key, delay, due_at)
@@ -190,7 +197,7 @@ class QueueUnderTest:
 
     def refute_enqueued(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         *,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
@@ -213,18 +220,20 @@ class QueueUnderTest:
         """The time of the queue. Python's own clock does not move with it."""
         return from_ms(self.store.clock_ms())
 
-    def travel(self, **duration: float) -> datetime:
-        """Move the time of the queue forward, by `days`, `hours`, `minutes`, `seconds` and other
-        arguments of timedelta. Returns the new time. Nobody sleeps, and nothing runs.
+    def travel(self, duration: Duration = 0, /, **parts: float) -> datetime:
+        """Move the time of the queue forward, by a timedelta or a number of seconds, or by `days`,
+        `hours`, `minutes`, `seconds` and other arguments of timedelta. Returns the new time. Nobody
+        sleeps, and nothing runs.
 
         What the transaction of a TestCase has enqueued was sent before. Raises InvalidDelay for a
-        negative duration.
+        negative duration, and DelayQError if a task of recur() has more than 10,000 ticks in it.
         """
-        return self._travel(duration_ms(timedelta(**duration), "the duration"))
+        moved_ms = duration_ms(timedelta(**parts), "the duration")
+        return self._travel(duration_ms(duration, "the duration") + moved_ms)
 
     def travel_to(self, instant: datetime) -> datetime:
         """Move the time of the queue to an aware datetime, and return it. Raises InvalidDelay when
-        that has passed."""
+        that has passed, and DelayQError as travel()."""
         distance_ms = instant_ms(instant, "the instant") - self.store.clock_ms()
         if distance_ms < 0:
             raise InvalidDelay(f"Time goes forward only: it is {self.now:%Y-%m-%d %H:%M:%S} UTC.")
@@ -232,9 +241,38 @@ class QueueUnderTest:
 
     def _travel(self, distance_ms: int) -> datetime:
         self._send()
+        self._write_ticks(distance_ms)
         self._ahead_ms += distance_ms
         travel(self.store.client, self._ahead_ms)
         return self.now
+
+    def recur(self, task: AnyTask | str) -> datetime:
+        """Give a recurring task its ticks from now on: each travel enqueues a message for each tick
+        that it passes. Without this call a test meets no ticks, whatever the time of day. Returns
+        the first tick, for travel_to().
+
+        Raises InvalidMessage for a task without `every` or `cron`.
+        """
+        name = name_of_task(task)
+        recurring = registry.recurring_tasks().get(name)
+        if recurring is None:
+            raise InvalidMessage(
+                f"{name} is not a recurring task: declare it with every= or cron=."
+            )
+        self._recurring[name] = recurring
+        return from_ms(next(recurring[1].rule.ticks(int(self.store.clock_ms()))))
+
+    @async_unsafe(ASYNC)
+    def _write_ticks(self, distance_ms: int) -> None:
+        now_ms = int(self.store.clock_ms())
+        for task, recurrence in self._recurring.values():
+            passed = recurrence.rule.ticks(now_ms, now_ms + distance_ms)
+            ticks = list(islice(passed, MOST_TICKS + 1))
+            if len(ticks) > MOST_TICKS:
+                raise DelayQError(
+                    f"{task.name} has more than {MOST_TICKS:,} ticks in this time. Travel less far."
+                )
+            insert_ticks(task, ticks)
 
     # What runs
 
@@ -256,12 +294,12 @@ class QueueUnderTest:
         return runner.run(limit, reraise)
 
     def fail_next(
-        self, error: BaseException | type[BaseException], *, task: Task[..., Any] | None = None
+        self, error: BaseException | type[BaseException], *, task: AnyTask | None = None
     ) -> None:
         """Let the next run raise this error in place of the task; with `task`, the next run of this
         one. Called twice, the next two runs fail."""
         raised = error() if isinstance(error, type) else error
-        self._failures.append(PlannedFailure(raised, task.name if task else None))
+        self._failures.append(PlannedFailure(raised, None if task is None else name_of_task(task)))
 
     # For async tests
 
@@ -270,20 +308,18 @@ class QueueUnderTest:
         return await _aside(lambda: self.messages)
 
     async def aassert_enqueued(
-        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
+        self, task: AnyTask | str, **wanted: Unpack[_Description]
     ) -> Message:
         """assert_enqueued() for async tests."""
         return await _aside(lambda: self.assert_enqueued(task, **wanted))
 
-    async def arefute_enqueued(
-        self, task: Task[..., Any] | str, **wanted: Unpack[_Description]
-    ) -> None:
+    async def arefute_enqueued(self, task: AnyTask | str, **wanted: Unpack[_Description]) -> None:
         """refute_enqueued() for async tests."""
         await _aside(lambda: self.refute_enqueued(task, **wanted))
 
-    async def atravel(self, **duration: float) -> datetime:
+    async def atravel(self, duration: Duration = 0, /, **parts: float) -> datetime:
         """travel() for async tests."""
-        return await _aside(lambda: self.travel(**duration))
+        return await _aside(lambda: self.travel(duration, **parts))
 
     async def atravel_to(self, instant: datetime) -> datetime:
         """travel_to() for async tests."""
@@ -324,17 +360,17 @@ class _Wanted:
 
     def __init__(
         self,
-        task: Task[..., Any] | str,
+        task: AnyTask | str,
         args: Sequence[Any] | None,
         kwargs: Mapping[str, Any] | None,
         key: str | None,
         delay: Duration | None,
         due_at: datetime | None,
     ) -> None:
-        if isinstance(task, str) and task not in registry.by_name:
-            raise InvalidMessage(f"No task is declared under the name {task!r}.")
-        declared = registry.by_name[task] if isinstance(task, str) else task
-        self.task = declared.name
+        self.task = name_of_task(task)
+        declared = registry.by_name.get(self.task) or registry.find(self.task)
+        if declared is None:
+            raise InvalidMessage(f"No task is declared under the name {self.task!r}.")
         self.key = key
         self.delay = None if delay is None else timedelta(milliseconds=duration_ms(delay))
         self.due_at = None if due_at is None else from_ms(instant_ms(due_at))

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from asgiref.sync import async_to_sync, sync_to_async
@@ -22,7 +23,7 @@ from ..archive import exactly_once
 from ..archive.archiver import store_entries
 from ..client.enqueue import is_of_a_test
 from ..core import signals
-from ..core.exceptions import DelayQError, StoreUnavailable
+from ..core.exceptions import DelayQError, InvalidMessage, StoreUnavailable
 from ..core.message import Found, Message, State, task_code_of
 from ..core.signals import Event
 from ..outbox.relay import Relay
@@ -33,6 +34,7 @@ from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.naming import shown
 from ..tasks.task import Task
+from ..worker.claims import Claims
 from ..worker.executor import Executor
 from ..worker.outcome import Outcome
 from ..worker.resolved import Resolved
@@ -43,6 +45,26 @@ logger = logging.getLogger("delayq")
 
 #: Names the runs of tests in the archive.
 WORKER = "test"
+
+
+class DjangoTask(Protocol):
+    """A task of `django.tasks` or of its backport."""
+
+    @property
+    def module_path(self) -> str:
+        """The path of its function, which is the name of the task here."""
+
+
+AnyTask = Task[..., Any] | DjangoTask
+
+
+def name_of_task(task: AnyTask | str) -> str:
+    """The name under which messages know the task. Raises InvalidMessage for what is no task."""
+    name = task if isinstance(task, str) else getattr(task, "module_path", None)
+    name = task.name if isinstance(task, Task) else name
+    if not isinstance(name, str):
+        raise InvalidMessage(f"Give a task, not {task!r:.80}. Is @delayed_task missing?")
+    return name
 
 
 @dataclass(frozen=True)
@@ -88,9 +110,10 @@ class RunReport(tuple[TaskRun, ...]):
         """The runs in which a task raised an error, and those that the worker could not begin."""
         return [run for run in self if run.outcome in ("retried", "dead", "put off", "lease lost")]
 
-    def of(self, task: Task[..., Any]) -> RunReport:
-        """The runs of one task."""
-        return RunReport(run for run in self if run.task == task.name)
+    def of(self, task: AnyTask) -> RunReport:
+        """The runs of one task, ours or Django's."""
+        name = name_of_task(task)
+        return RunReport(run for run in self if run.task == name)
 
     def __repr__(self) -> str:
         return "RunReport(" + "".join(f"\n  {run}" for run in self) + ")"
@@ -121,6 +144,7 @@ class DueRunner:
         self._relay = Relay(store)
         topics = tuple(sorted(registry.known_topics()))
         settings, perform_once = store.client.settings, exactly_once.perform
+        self._claims = Claims(store, settings)
         self._shared = Shared(store, settings, WORKER, topics, perform_once=perform_once)
         self._settler = Settler(self._shared, lambda outcomes: None)
         self._outcomes: list[Outcome] = []
@@ -160,7 +184,7 @@ class DueRunner:
         """Claim and run one message: it may cancel those that are due after it. Returns whether
         there was one."""
         for partition in self._due():
-            claimed = self._store.claim(partition, 1)
+            claimed = self._claims.claim(partition, 1, os.urandom(16))
             self._shared.clock.sync(claimed.now_us)
             for lease in claimed.leases:
                 self._run(lease, reraise)
@@ -168,7 +192,7 @@ class DueRunner:
                 self._report_expired(partition, claimed.over)
             if claimed.leases or claimed.over:
                 return True
-        return False  # what is due there is paused
+        return False  # what is due there is paused, or a limit holds it back
 
     def _due(self) -> Sequence[Partition]:
         """The partitions that have something due, the oldest first."""

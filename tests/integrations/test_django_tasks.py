@@ -46,6 +46,7 @@ from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.store import get_store
 from django_delayq.store.keys import Partition
 from django_delayq.tasks import registry
+from django_delayq.testing import QueueUnderTest
 from tests.hands import Hands, end_lease, lose_redis
 from tests.integrations.conftest import BACKEND
 
@@ -898,3 +899,21 @@ def test_worker_of_a_project_knows_the_queues_before_any_task_is_imported() -> N
         "print('only-in-the-settings' in registry.known_topics(), len(registry.finders))"
     )
     assert run_in("tests.integrations.settings", code) == "True 1"
+
+
+# In a project's tests
+
+
+def test_the_queue_under_test_takes_tasks_of_django(sample: Any, db: None) -> None:
+    default_backend()  # the worker and the kit ask it for tasks that nobody has enqueued
+    with QueueUnderTest() as queue:
+        queue.refute_enqueued(sample.noop)
+        result = sample.noop.enqueue(7)
+        queue.assert_enqueued(sample.noop, args=[7])
+        queue.fail_next(OSError, task=sample.bare)
+        assert queue.run_due().of(sample.noop).outcomes == ["acked"]
+        result.refresh()
+        assert result.status == TaskResultStatus.SUCCESSFUL
+        sample.bare.enqueue()
+        (run,) = queue.run_due().of(sample.bare)
+        assert isinstance(run.error, OSError)

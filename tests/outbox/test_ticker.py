@@ -149,7 +149,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize("where", ["_insert", "key_of"])
+@pytest.mark.parametrize("where", ["insert_ticks", "key_of"])
 def test_a_process_that_dies_in_between_loses_and_repeats_no_tick(
     where: str, declare: Declare, ticker: Ticker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,9 @@ from tests.app.tasks import seen
 
 __all__ = ["delay_queue"]
 
+#: A project of its own, which test_projects.py runs.
+collect_ignore = ["first_day"]
+
 
 @pytest.fixture(autouse=True)
 def nothing_seen() -> None:

@@ -217,6 +217,14 @@ def test_a_travel_to_the_due_time_makes_it_due(delay_queue: QueueUnderTest) -> N
     assert len(delay_queue.run_due()) == 1
 
 
+def test_time_moves_by_a_duration_too(delay_queue: QueueUnderTest) -> None:
+    before = delay_queue.now
+    delay_queue.travel(timedelta(minutes=1))
+    delay_queue.travel(30, minutes=2)
+    moved = (delay_queue.now - before).total_seconds()
+    assert 210 <= moved < 240
+
+
 def test_time_does_not_go_back(delay_queue: QueueUnderTest) -> None:
     with pytest.raises(InvalidDelay, match="zero or more"):
         delay_queue.travel(minutes=-1)
@@ -256,7 +264,7 @@ def test_what_a_task_enqueues_runs_too_if_it_is_due(
     declare(follow).enqueue()
     report = delay_queue.run_due()
     assert [run.task for run in report] == ["tests.testing.test_kit.follow", *[record.name] * 2]
-    assert seen == ["next", "from a hook"]
+    assert sorted(seen) == ["from a hook", "next"]  # in the same millisecond there is no order
     delay_queue.assert_enqueued(record, args=["later"], delay=60)
 
 
@@ -361,6 +369,68 @@ def test_a_task_that_enqueues_itself_for_ever_is_stopped(
     task.enqueue()
     with pytest.raises(DelayQError, match=r"More than 20 messages have run\. Does a task"):
         delay_queue.run_due(limit=20)
+
+
+def test_a_rate_holds_back_what_it_does_not_let_start(
+    delay_queue: QueueUnderTest, declare: Task
+) -> None:
+    slow = declare(lambda: None, name="slow", topic="slow", rate="1/s")
+    slow.enqueue_many([(), (), ()])
+    assert delay_queue.run_due().outcomes == ["acked"]
+    assert delay_queue.run_due().outcomes == []
+    delay_queue.travel(seconds=1)
+    assert delay_queue.run_due().outcomes == ["acked"]
+    assert len(delay_queue.messages) == 1
+
+
+def test_what_is_too_late_does_not_run_and_is_reported(
+    delay_queue: QueueUnderTest, declare: Task
+) -> None:
+    brief = declare(lambda: None, name="brief", topic="brief", too_late=60)
+    brief.enqueue()
+    delay_queue.travel(minutes=2)
+    assert delay_queue.run_due().outcomes == ["expired"]
+
+
+def test_a_recurring_task_runs_at_each_tick_that_time_passes(
+    delay_queue: QueueUnderTest, declare: Task
+) -> None:
+    ticks: list[Any] = []
+
+    def nightly() -> None:
+        ticks.append(current_message().tick)
+
+    task = declare(nightly, name="nightly", cron="0 3 * * *", time_zone="UTC", topic="nights")
+    first = delay_queue.recur(task)
+    assert (first.hour, first.minute) == (3, 0)
+    delay_queue.travel_to(first)
+    assert delay_queue.run_due().of(task).outcomes == ["acked"]
+    delay_queue.travel(days=2)
+    assert delay_queue.run_due().of(task).outcomes == ["acked"] * 2
+    assert sorted(ticks) == [first + timedelta(days=day) for day in range(3)]
+
+
+def test_no_task_recurs_unless_a_test_says_so(delay_queue: QueueUnderTest, declare: Task) -> None:
+    declare(lambda: None, name="often", every=60, topic="often")
+    delay_queue.travel(days=1)
+    assert delay_queue.messages == []
+
+
+def test_a_task_that_recurs_too_often_is_refused(
+    delay_queue: QueueUnderTest, declare: Task
+) -> None:
+    delay_queue.recur(declare(lambda: None, name="often", every=1, topic="often"))
+    with pytest.raises(DelayQError, match="often has more than 10,000 ticks"):
+        delay_queue.travel(days=1)
+    with pytest.raises(InvalidMessage, match="noop is not a recurring task"):
+        delay_queue.recur(noop)
+
+
+def test_what_is_no_task_is_refused(delay_queue: QueueUnderTest) -> None:
+    with pytest.raises(InvalidMessage, match="Is @delayed_task missing"):
+        delay_queue.assert_enqueued(len)  # type: ignore[arg-type]
+    with pytest.raises(InvalidMessage, match="No task is declared under the name 'nobody'"):
+        delay_queue.refute_enqueued("nobody")
 
 
 def test_nothing_runs_inside_a_transaction_of_the_project(delay_queue: QueueUnderTest) -> None:
