@@ -21,7 +21,7 @@ BATCH = 500
 REST = 4.0
 
 
-class _Found(Exception):
+class _OldRows(Exception):
     """There is something to prune."""
 
 
@@ -85,11 +85,11 @@ class Retention(Service):
             if self.stopping:
                 raise _Stops
             if pruned.count:
-                raise _Found
+                raise _OldRows
 
         try:
             found = prune(age, state=state, dry_run=True, progress=progress, batch=BATCH)
-        except _Found:
+        except _OldRows:
             return True
         return found.count > 0
 
