@@ -13,10 +13,14 @@ from .client.topics import (
     topic_stats,
 )
 from .core.exceptions import (
+    ChildDied,
     DelayQError,
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
+    IsolatedRunFailed,
+    LeaseLost,
+    MemoryLimitExceeded,
     MessageCancelled,
     MessageExpired,
     MessageFailed,
@@ -27,6 +31,7 @@ from .core.exceptions import (
     OutcomeUnknown,
     Reject,
     Retry,
+    RuntimeLimitExceeded,
     Snooze,
     StoreError,
     StoreUnavailable,
@@ -52,8 +57,9 @@ __all__ = [
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "TaskProgress", "State", "TopicStats",
     # Errors
-    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
-    "MessageCancelled", "MessageExpired", "MessageFailed", "MessageNotFound", "MessageRunning",
-    "NoResult", "NotWaiting", "OutcomeUnknown", "StoreError", "StoreUnavailable", "UnknownTopic",
+    "ChildDied", "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
+    "IsolatedRunFailed", "LeaseLost", "MemoryLimitExceeded", "MessageCancelled", "MessageExpired",
+    "MessageFailed", "MessageNotFound", "MessageRunning", "NoResult", "NotWaiting",
+    "OutcomeUnknown", "RuntimeLimitExceeded", "StoreError", "StoreUnavailable", "UnknownTopic",
     "WaitTimeout",
 ]  # fmt: skip

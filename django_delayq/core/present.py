@@ -151,7 +151,7 @@ def _words() -> frozenset[str]:
         gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
         # What operators do.
         gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"),
-        gettext_noop("cancel"),
+        gettext_noop("cancel"), gettext_noop("cancel running"),
         gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
         gettext_noop("schedule"),
         gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),

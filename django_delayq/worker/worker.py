@@ -83,7 +83,12 @@ class Worker:
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
-        self.listener = Listener(self.shared, self.dispatcher.hint, self.heartbeat.check_quiet)
+        self.listener = Listener(
+            self.shared,
+            self.dispatcher.hint,
+            self.heartbeat.check_quiet,
+            self.lease_keeper.check,
+        )
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""

@@ -45,6 +45,7 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.reschedule_in(PARTITION, message_id, "5")
     yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
     yield lambda: store.extend(PARTITION, [claim(store, message_id)])
+    yield lambda: store.cancel_running("orders", claim(store).id)
     yield lambda: follow(store, message_id)
     yield lambda: store.queries.leased_under(PARTITION, bytes(16))
     yield lambda: end_leases(store)

@@ -26,7 +26,10 @@ def hints() -> Hints:
 def listener(shared: Shared, hints: Hints) -> Iterator[Listener]:
     """Connected: the first run has subscribed."""
     listener = Listener(
-        shared, lambda partition, due_ms: hints.append((partition, due_ms)), lambda: None
+        shared,
+        lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
+        lambda message_id: None,
     )
     listener._stream.connect()
     shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "warm:0:1")
@@ -46,7 +49,10 @@ def hear(listener: Listener, hints: Hints) -> None:
 
 def test_new_connection_is_a_hint_for_everything(shared: Shared, hints: Hints) -> None:
     listener = Listener(
-        shared, lambda partition, due_ms: hints.append((partition, due_ms)), lambda: None
+        shared,
+        lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
+        lambda message_id: None,
     )
     shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "lost:0:1")
     listener._stream.connect()

@@ -1,9 +1,12 @@
 """Cancel waiting messages: one by its id or key, or all that fit the filters.
 
-Messages that run are not cancelled, nor are those that are enqueued after it began. With filters,
---dry-run says how many fit and shows ten. Ctrl-C ends it safely: run it again to go on.
+Messages that run are not cancelled, nor are those that are enqueued after it began. With --running,
+one message is cancelled also while it runs: a coroutine and an isolated run end within a second.
+With filters, --dry-run says how many fit and shows ten. Ctrl-C ends it safely: run it again to go
+on.
 
   python manage.py delayq cancel orders --key order:7 --reason "the customer has paid"
+  python manage.py delayq cancel orders --key order:7 --running --reason "it hangs"
   python manage.py delayq cancel orders --task shop.tasks.remind --due-before 2h --dry-run
   python manage.py delayq cancel --task shop.tasks.remind --reason "wrong text"
 """
@@ -15,6 +18,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from ...client.finding import Target
 from ...core.present import counted
 from ...core.times import from_ms
 from ...operators import operations
@@ -37,6 +41,9 @@ class Command(Verb):
         add_filters(parser)
         parser.add_argument("--all", action="store_true", help="all that waits in TOPIC")
         parser.add_argument(
+            "--running", action="store_true", help="also while it runs; for one message"
+        )
+        parser.add_argument(
             "--dry-run", action="store_true", help="say how many and show ten; change nothing"
         )
         add_record(parser)
@@ -46,16 +53,11 @@ class Command(Verb):
         user, reason = ShellUser(options["by"]), options["reason"]
         target = one_target(options)
         if target is not None:
-            if options["dry_run"]:
-                raise CommandError(
-                    "--dry-run is for filters; `delayq get` shows one message.",
-                    returncode=ExitCode.CONFIGURATION,
-                )
-            message_id = target.identity.hex()
-            operations.cancel(user, target.topic, message_id, reason=reason)
-            return Answer(
-                text=f"cancelled message {message_id} of topic {target.topic}",
-                data={"dry_run": False, "count": 1, "id": message_id, "topic": target.topic},
+            return self._cancel_one(user, target, options)
+        if options["running"]:
+            raise CommandError(
+                "--running is for one message: name it by ID or --key.",
+                returncode=ExitCode.CONFIGURATION,
             )
         selection = selection_of(options)
         is_topic = selection == type(selection)(topic=selection.topic)
@@ -82,3 +84,17 @@ class Command(Verb):
 
         done = cancel_waiting(user, selection, reason=reason, progress=progress)
         return Answer(text=str(done), data={"dry_run": False, "count": done.count})
+
+    def _cancel_one(self, user: ShellUser, target: Target, options: dict[str, Any]) -> Answer:
+        if options["dry_run"]:
+            raise CommandError(
+                "--dry-run is for filters; `delayq get` shows one message.",
+                returncode=ExitCode.CONFIGURATION,
+            )
+        message_id = target.identity.hex()
+        cancel = operations.cancel_running if options["running"] else operations.cancel
+        cancel(user, target.topic, message_id, reason=options["reason"])
+        return Answer(
+            text=f"cancelled message {message_id} of topic {target.topic}",
+            data={"dry_run": False, "count": 1, "id": message_id, "topic": target.topic},
+        )
