@@ -141,6 +141,9 @@ class IsolatedRunFailed(DelayQError):
     """The child process of an isolated run could not run the task, or the run has failed there: see
     the subclasses."""
 
+    stack = ""
+    """Where the child process was when it was killed, as text."""
+
 
 class ChildDied(IsolatedRunFailed):
     """The child process ended before the task did: by a signal, by os._exit(), or for lack of
