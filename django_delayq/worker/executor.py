@@ -11,7 +11,7 @@ import traceback as tracebacks
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
 
@@ -40,9 +40,6 @@ from ..tasks.task import Task
 from .outcome import ClassifiedElsewhere, Outcome, Result
 from .resolved import Resolved, refuse_unrun
 from .shared import Shared
-
-if TYPE_CHECKING:
-    from .isolated.isolation import Isolation
 
 logger = logging.getLogger("delayq.worker")
 
@@ -79,11 +76,28 @@ _REASONS: dict[type[DelayQError], str] = {
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 
 
+class ChildProcesses(Protocol):
+    """Run the messages of isolated tasks: see isolated/isolation.py."""
+
+    def run(self, lease: Lease, resolved: Resolved) -> None:
+        """Raises what ends the attempt."""
+
+    def warm_up(self) -> None:
+        """Start a child before there is a message."""
+
+    def stop(self) -> Collection[Lease]:
+        """Kill all. Returns the leases whose runs end by that."""
+
+
 class Executor:
     """Turns a lease into an outcome. Knows neither Redis nor threads."""
 
     def __init__(
-        self, shared: Shared, settle: Callable[[Outcome], None], *, isolates: bool = False
+        self,
+        shared: Shared,
+        settle: Callable[[Outcome], None],
+        *,
+        isolate: Callable[[Shared], ChildProcesses] | None = None,
     ) -> None:
         self._shared = shared
         self._settings = shared.settings
@@ -99,10 +113,11 @@ class Executor:
             middleware = Middleware(self._settings.middleware)
             self._call, self._start = middleware.call, middleware.start
         context.worker_name = shared.name
-        self._isolates = isolates
-        """Whether isolated tasks get a child process. Not inside one, nor in a test."""
+        self._isolate = isolate
+        """Makes the child processes of isolated tasks. None: these run as others do, in a child
+        process itself, and in tests."""
         self._isolating = threading.Lock()
-        self._isolation: Isolation | None = None
+        self._made: ChildProcesses | None = None
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -135,14 +150,15 @@ class Executor:
         """Start a child process if one of the topics has isolated tasks: the first message need not
         wait until it has loaded the project."""
         declared = [task.definition.options for task in registry.by_name.values()]
-        if any(options.isolate and options.topic in topics for options in declared):
-            self._children().warm_up()
+        isolated = [options for options in declared if options.isolate]
+        if self._isolate and any(options.topic in topics for options in isolated):
+            self._children(self._isolate).warm_up()
 
     def stop_children(self) -> Collection[Lease]:
         """Kill the child processes. Returns the leases whose runs end by that: the threads that
         wait for them release their messages."""
         with self._isolating:
-            return () if self._isolation is None else self._isolation.stop()
+            return () if self._made is None else self._made.stop()
 
     async def close_connections(self) -> None:
         """Close the database connections of the thread that coroutines use, if there was any
@@ -202,19 +218,16 @@ class Executor:
     def _perform_apart(self, lease: Lease, resolved: Resolved) -> None:
         if resolved.task.definition.options.exactly_once:
             self._perform_once(lease, partial(self._run_def, lease, resolved))
-        elif self._isolates:
-            self._children().run(lease, resolved)
+        elif self._isolate is not None:
+            self._children(self._isolate).run(lease, resolved)
         else:
             self._run_def(lease, resolved)
 
-    def _children(self) -> Isolation:
-        """The child processes of this worker. Loaded with the first message that needs one."""
+    def _children(self, isolate: Callable[[Shared], ChildProcesses]) -> ChildProcesses:
+        """The child processes of this worker, made for the first message that needs one."""
         with self._isolating:
-            if self._isolation is None:
-                from .isolated.isolation import Isolation
-
-                self._isolation = Isolation(self._shared)
-            return self._isolation
+            self._made = self._made or isolate(self._shared)
+            return self._made
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once

@@ -20,7 +20,7 @@ from ..store.lease import Lease
 from ..store.store import RedisStore
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
-from .executor import Executor
+from .executor import ChildProcesses, Executor
 from .heartbeat import Heartbeat
 from .lease_keeper import LeaseKeeper
 from .listener import Listener
@@ -68,7 +68,7 @@ class Worker:
         self.options = options
         self.settled: Counter[Result] = Counter()
         self.settler = Settler(self.shared, self._on_settled)
-        self.executor = Executor(self.shared, self.settler.put, isolates=True)
+        self.executor = Executor(self.shared, self.settler.put, isolate=_child_processes)
         self.pool = ThreadPool(options.concurrency, self.executor.run, self._on_room)
         self.event_loop = EventLoop(
             options.async_concurrency,
@@ -241,3 +241,10 @@ class Worker:
         self.on_finished()
         if self.draining or self.options.burst or self.options.max_messages is not None:
             self.progress.wake()
+
+
+def _child_processes(shared: Shared) -> ChildProcesses:
+    """Imported only by a worker that has isolated tasks."""
+    from .isolated.isolation import Isolation
+
+    return Isolation(shared)
