@@ -207,6 +207,16 @@ def test_what_runs_is_not_cancelled(five: None, hands: Hands) -> None:
     assert topic_stats("default").leased == 1
 
 
+def test_what_runs_is_cancelled_with_a_word_of_its_own(five: None, hands: Hands) -> None:
+    record.using(key="busy").enqueue(1)
+    hands.claim()
+    assert refused("cancel", "default", "--key", "busy").returncode == 1
+    assert in_json("cancel", "default", "--key", "busy", "--running")["count"] == 1
+    assert topic_stats("default").leased == 0
+    assert OperatorAction.objects.latest("pk").action == "cancel running"
+    assert refused("cancel", "--task", RECORD, "--running").returncode == 2
+
+
 def test_a_cancel_that_was_cut_goes_on_where_it_was(
     five: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

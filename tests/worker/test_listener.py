@@ -80,6 +80,23 @@ def test_later_message_is_no_hint(listener: Listener, hints: Hints) -> None:
     assert [due for _, due in hints][1:] == [early.due_ms]
 
 
+def test_cancel_of_a_running_message_is_heard(shared: Shared, delayq: RedisStore) -> None:
+    heard: Hints = []
+    listener = Listener(
+        shared,
+        lambda partition, due_ms: None,
+        lambda: None,
+        lambda message_id: heard.append((None, int.from_bytes(message_id, "big"))),
+    )
+    listener._stream.connect()
+    handle = noop.enqueue()
+    delayq.claim(Partition("default", 0), 1)
+    assert delayq.cancel_running("default", handle.identity)
+    hear(listener, heard)
+    assert heard == [(None, int(handle.id, 16))]
+    listener._stream.close()
+
+
 def test_resumed_topic_is_heard(listener: Listener, hints: Hints) -> None:
     pause_topic("default")
     resume_topic("default")
