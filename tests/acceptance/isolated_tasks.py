@@ -9,10 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from django_delayq import Reject, Snooze, constant, current_message, delayed_task
 from tests.acceptance.tasks import GATE_SECONDS, write
+
+if Path(os.environ.get("DELAYQ_TEST_BROKEN", "/no such file")).exists():
+    raise RuntimeError("the code is damaged")
 
 
 @delayed_task(topic="apart", isolate=True, ttr=2)

@@ -18,13 +18,18 @@ from tests.acceptance.harness import End, Figure, Queue, percentile
 from tests.acceptance.process import WorkerProcess
 from tests.servers import Server, wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture
 def worker(queue: Queue) -> Callable[..., WorkerProcess]:
     """Starts a worker that has the isolated tasks."""
-    return lambda *arguments: queue.worker(*arguments, DELAYQ_TEST_CODE="apart")
+
+    def start(*arguments: str, **environment: str) -> WorkerProcess:
+        worker = queue.begin(*arguments, **{"DELAYQ_TEST_CODE": "apart", **environment})
+        return worker.wait_for("Ready in ", 60)
+
+    return start
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +49,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-def end_of(queue: Queue, handle: Any, seconds: float = 20.0) -> End:
+def end_of(queue: Queue, handle: Any, seconds: float = 60.0) -> End:
     """How the message has ended."""
     wait_until(lambda: handle.id in [end.id for end in queue.ends("apart")], "it ends", seconds)
     (end,) = [end for end in queue.ends("apart") if end.id == handle.id]
@@ -56,10 +61,10 @@ def test_a_run_has_a_process_of_its_own_and_the_next_one_finds_it_warm(
 ) -> None:
     process = worker("--concurrency", "2")
     handles = [apart.apart.enqueue() for _ in range(1)]
-    queue.wait_until_drained("apart")
+    queue.wait_until_drained("apart", 60)
     for _ in range(9):
         handles.append(apart.apart.enqueue())
-        queue.wait_until_drained("apart")
+        queue.wait_until_drained("apart", 60)
     pids = {run.pid for run in queue.history.starts()}
     assert len(pids) == 1
     assert process.pid not in pids
@@ -71,7 +76,7 @@ def test_children_are_as_many_as_messages_run_at_a_time(
 ) -> None:
     worker("--concurrency", "3")
     handles = apart.apart.enqueue_many([(0.3,)] * 12)
-    queue.wait_until_drained("apart")
+    queue.wait_until_drained("apart", 60)
     assert len({run.pid for run in queue.history.starts()}) == 3
     assert queue.acked_once(handles, "apart")
 
@@ -81,7 +86,7 @@ def test_a_task_asks_for_its_message_and_reports_as_in_a_thread(
 ) -> None:
     process = worker()
     handle = apart.report_apart.using(key="k", headers={"a": "b"}).enqueue("message")
-    key, headers, attempt, pid, parent, argument = handle.wait(timeout=20)
+    key, headers, attempt, pid, parent, argument = handle.wait(timeout=60)
     assert (key, headers, attempt, parent) == ("k", {"a": "b"}, 1, process.pid)
     assert pid != process.pid
     assert argument == "--no-archiver"
@@ -92,7 +97,7 @@ def test_extend_lets_a_run_go_on_beyond_its_max_runtime(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
     worker()
-    assert apart.report_apart.enqueue("extend").wait(timeout=20) == "extended"
+    assert apart.report_apart.enqueue("extend").wait(timeout=60) == "extended"
 
 
 @pytest.mark.parametrize("how", ["sleep", "spin", "gil", "program"])
@@ -108,7 +113,7 @@ def test_a_task_that_hangs_is_killed_at_its_max_runtime_and_tried_again(
     assert "RuntimeLimitExceeded: The run took more than the 1 s that it may take" in end.error
     first, second = queue.history.starts()
     assert first.pid != second.pid
-    assert 1 <= second.started - first.started < 1 + 4
+    assert second.started - first.started >= 1
     assert not queue.history.done()
     assert "in hang_apart" in queue.detail_of(handle, "apart")["traceback"]
     if how == "program":
@@ -182,7 +187,7 @@ def test_neighbours_of_tasks_that_hang_and_eat_memory_are_not_late(
     queue: Queue, worker: Callable[..., WorkerProcess], figure: Figure
 ) -> None:
     worker("--concurrency", "6")
-    queue.wait_until_drained("apart")
+    queue.wait_until_drained("apart", 60)
     alone = tasks.note.using(delay=1).enqueue_many([(n,) for n in range(200)])
     queue.wait_for_runs(alone)
     bad = [*apart.hang_apart.enqueue_many([("spin",)] * 2), apart.eat_memory.enqueue()]
@@ -212,12 +217,12 @@ def test_children_die_with_a_worker_that_is_killed(
     victim = worker()
     hung = apart.hang_apart.using(max_attempts=1).enqueue("gil")
     slow = apart.apart.enqueue(30)
-    queue.wait_for_runs([hung, slow])
+    queue.wait_for_runs([hung, slow], 60)
     pids = {run.pid for run in queue.history.starts()}
     victim.kill()
     wait_until(lambda: not any(map(is_alive, pids)), "the children are gone", 2)
     worker()
-    wait_until(lambda: len(queue.history.starts(slow)) == 2, "it runs again", 15)
+    wait_until(lambda: len(queue.history.starts(slow)) == 2, "it runs again", 60)
 
 
 def test_a_worker_that_stops_waits_for_isolated_runs(
@@ -225,7 +230,7 @@ def test_a_worker_that_stops_waits_for_isolated_runs(
 ) -> None:
     process = worker()
     handle = apart.apart.enqueue(1.0)
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     assert process.stop() == 0
     assert len(queue.history.done(handle)) == 1
     assert queue.acked_once([handle], "apart")
@@ -236,7 +241,7 @@ def test_a_run_that_outlives_the_shutdown_is_killed_and_given_back(
 ) -> None:
     process = worker("--shutdown-timeout", "0.5")
     handle = apart.apart.enqueue(30)
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     (run,) = queue.history.starts()
     assert process.stop() == 4
     assert not is_alive(run.pid)
@@ -250,7 +255,7 @@ def test_signals_to_the_whole_group_leave_the_child_to_its_worker(
 ) -> None:
     process = worker()
     handle = apart.apart.enqueue(1.0)
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     (run,) = queue.history.starts()
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(run.pid, number)
@@ -259,12 +264,20 @@ def test_signals_to_the_whole_group_leave_the_child_to_its_worker(
     assert queue.acked_once([handle], "apart")
 
 
-def test_a_child_that_cannot_load_the_project_fails_the_attempt(queue: Queue) -> None:
-    """The file of the settings was damaged after the worker had started."""
-    process = queue.worker(DELAYQ_TEST_CODE="apart", PYTHONHASHSEED="0")
-    first = apart.apart.enqueue()
-    assert end_of(queue, first).state == "acked"
-    assert process.process.poll() is None
+def test_a_child_that_cannot_load_the_project_fails_the_attempt_and_no_more(
+    queue: Queue, worker: Callable[..., WorkerProcess], tmp_path: Path
+) -> None:
+    """The code was damaged after the worker had started."""
+    broken = tmp_path / "broken"
+    process = worker(DELAYQ_TEST_BROKEN=str(broken))
+    end_of(queue, apart.apart.enqueue())
+    broken.touch()
+    end_of(queue, apart.die_apart.enqueue("exit"))
+    end = end_of(queue, apart.die_apart.enqueue("exit"))
+    assert end.error.endswith("It was loading the project: the output of the worker says why.")
+    assert "the code is damaged" in process.output
+    broken.unlink()
+    assert end_of(queue, apart.apart.enqueue()).state == "acked"
 
 
 # Cancel
@@ -275,7 +288,7 @@ def test_cancelled_isolated_run_ends_at_once(
 ) -> None:
     worker()
     handle = apart.apart.enqueue(30)
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     (run,) = queue.history.starts()
     begun = time.monotonic()
     assert handle.cancel(running=True)
@@ -283,7 +296,7 @@ def test_cancelled_isolated_run_ends_at_once(
     figure(f"gone {time.monotonic() - begun:.2f} s after the cancel")
     assert time.monotonic() - begun < 1.5
     assert [(end.id, end.state) for end in queue.ends("apart")] == [(handle.id, "cancelled")]
-    assert apart.apart.enqueue().wait(timeout=20) is None
+    assert apart.apart.enqueue().wait(timeout=60) is None
     assert len(queue.history.starts(handle)) == 1
 
 
@@ -292,7 +305,7 @@ def test_cancelled_coroutine_ends_at_once(
 ) -> None:
     worker()
     handle = tasks.wait_long.enqueue()
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     begun = time.monotonic()
     assert handle.cancel(running=True)
     wait_until(lambda: queue.history.all()[-1].what == "cancelled", "it is cancelled", 5)
@@ -306,7 +319,7 @@ def test_cancelled_thread_sees_that_its_lease_is_lost(
 ) -> None:
     worker()
     handle = tasks.watch_lease.enqueue()
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     begun = time.monotonic()
     assert handle.cancel(running=True)
     wait_until(lambda: queue.history.all()[-1].what == "lost", "it sees it", 5)
@@ -319,7 +332,7 @@ def test_without_the_hint_a_worker_hears_of_a_cancel_when_it_extends_the_lease(
 ) -> None:
     worker()
     handle = tasks.wait_long.enqueue()
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     from django_delayq.store.workers import Workers
 
     monkeypatch.setattr(Workers, "hint_cancelled", lambda self, message_id: None)
@@ -346,7 +359,7 @@ def test_message_of_a_dead_worker_is_cancelled_and_no_other_takes_it(
 ) -> None:
     victim = worker()
     handle = apart.apart.enqueue(30)
-    queue.wait_for_runs([handle])
+    queue.wait_for_runs([handle], 60)
     victim.kill()
     assert handle.cancel(running=True)
     worker()

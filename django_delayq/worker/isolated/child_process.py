@@ -16,7 +16,7 @@ from contextlib import suppress
 from ...core.exceptions import ChildDied
 from ...core.service import Sleeper
 from .frames import Frame, FrameReader, Ready, Setup, send
-from .process_memory import memory_of
+from .process_memory import memory_of, memory_with_children
 
 #: What a child runs. The text has nothing secret: everybody on the machine can read it.
 PROGRAM = """\
@@ -92,9 +92,14 @@ class ChildProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     @property
+    def own_memory(self) -> int:
+        """Bytes of the process itself."""
+        return memory_of(self.pid)
+
+    @property
     def memory(self) -> int:
         """Bytes, with those of the programs that its task has started."""
-        return memory_of(self.pid)
+        return memory_with_children(self.pid)
 
     def send(self, frame: Frame) -> None:
         """Tell it. A child that is gone is noticed by the next read."""

@@ -127,7 +127,7 @@ class Isolation:
     def _put_back(self, child: ChildProcess, lease: Lease) -> None:
         """Keep the child for the next message, or end it. A new one starts in the place of one that
         has run anything: it loads the project while there is perhaps no message."""
-        memory = child.memory
+        memory = child.own_memory
         child.usual_memory = child.usual_memory or memory
         is_worn = child.runs >= MOST_RUNS or memory - child.usual_memory > MOST_GROWTH
         is_broken = child.is_running or not child.alive
@@ -187,6 +187,7 @@ class _Watch:
         self._deadline = lease.started_at + resolved.task.max_runtime_s
         self._memory_limit = resolved.task.options.memory_limit
         self._pause = LOOK if self._memory_limit is None else LOOK_AT_MEMORY
+        self._look_at_memory_at = lease.started_at + LOOK_AT_MEMORY
         self._is_told = False
         self.has_begun = False
 
@@ -212,7 +213,8 @@ class _Watch:
         left = until - time.monotonic()
         if left <= 0:
             self._raise_too_long(until)
-        if self._memory_limit is not None:
+        if self._memory_limit is not None and time.monotonic() >= self._look_at_memory_at:
+            self._look_at_memory_at = time.monotonic() + LOOK_AT_MEMORY
             self._check_memory(self._memory_limit)
         if self._lease.ended and not self._is_told:
             self._is_told = True  # Redis may be away: perhaps the run counts all the same
