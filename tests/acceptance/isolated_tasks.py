@@ -90,5 +90,24 @@ def report_apart(what: str) -> Any:
     raise Unpicklable(open(os.devnull))  # noqa: SIM115
 
 
+@delayed_task(topic="apart", isolate=True, ttr=1, max_attempts=500, backoff=constant(0))
+def try_often(seconds: float) -> None:
+    """Runs until it gets through."""
+    write()
+    time.sleep(seconds)
+    write("done")
+
+
+def surround(run: Any) -> Any:
+    """A middleware that says where it runs."""
+
+    def layer(message: Any) -> None:
+        write("begin")
+        run(message)
+        write("end")
+
+    return layer
+
+
 class Unpicklable(Exception):
     """It has something that no other process can have."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -207,7 +209,58 @@ def test_neighbours_of_tasks_that_hang_and_eat_memory_are_not_late(
     assert queue.acked_once([*alone, *handles])
 
 
+def test_middleware_surrounds_the_run_in_the_child(
+    queue_on: Callable[..., Queue], aof_server: Server
+) -> None:
+    queue = queue_on(aof_server, MIDDLEWARE=["tests.acceptance.isolated_tasks.surround"])
+    worker = queue.begin(DELAYQ_TEST_CODE="apart").wait_for("Ready in ", 60)
+    end_of(queue, apart.apart.enqueue())
+    runs = queue.history.all()
+    assert [run.what for run in runs] == ["begin", "start", "done", "end"]
+    assert len({run.pid for run in runs}) == 1
+    assert runs[0].pid != worker.pid
+
+
 # The worker
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that it has started."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
+
+
+@pytest.mark.long
+def test_children_and_workers_that_are_killed_at_any_moment_lose_nothing(
+    queue: Queue, worker: Callable[..., WorkerProcess], figure: Figure
+) -> None:
+    """While a child starts, loads, begins, runs, ends, or has nothing to do."""
+    chance, killed = random.Random(7), Counter[str]()
+    handles = apart.try_often.enqueue_many([(0.05,)] * 150)
+    process, known = worker("--concurrency", "3"), set[int]()
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        time.sleep(chance.uniform(0.02, 0.5))
+        children = children_of(process.pid)
+        known.update(children)
+        if chance.random() < 0.04:
+            process.kill()
+            killed["workers"] += 1
+            wait_until(lambda: not any(map(is_alive, known)), "its children are gone", 5)
+            process = worker("--concurrency", "3")
+        elif children:
+            with suppress(OSError):
+                os.kill(chance.choice(children), signal.SIGKILL)
+            killed["children"] += 1
+    queue.wait_until_drained("apart", 120)
+    figure(f"killed {killed['children']} children and {killed['workers']} workers")
+    ends = [(end.id, end.state) for end in queue.ends("apart")]
+    poisoned = [end.id for end in queue.ends("apart") if end.reason == "poison"]
+    assert len(poisoned) <= killed["workers"]
+    assert sorted(ends) == sorted((h.id, "dead" if h.id in poisoned else "acked") for h in handles)
 
 
 def test_children_die_with_a_worker_that_is_killed(
@@ -346,12 +399,18 @@ def test_cancels_and_ends_of_runs_meet_and_each_message_ends_once(
     worker("--concurrency", "4")
     worker("--concurrency", "4")
     handles = tasks.fail_odd.using(max_attempts=2).enqueue_many([(n,) for n in range(600)])
-    cancelled = [h.id for h in handles if h.cancel(missing_ok=True, running=True)]
+    handles += tasks.work.enqueue_many([(0.01,)] * 600)
+    chance = random.Random(7)
+    order = chance.sample(handles, len(handles))
+    cancelled = [h.id for h in order if h.cancel(missing_ok=True, running=True)]
     queue.wait_until_drained()
     ends = queue.ends()
     assert sorted(end.id for end in ends) == sorted(handle.id for handle in handles)
     assert sorted(end.id for end in ends if end.state == "cancelled") == sorted(cancelled)
-    figure(f"{len(cancelled)} of {len(handles)} cancelled, each message ended once")
+    ran = sum(end.reason == "cancelled while it ran" for end in ends)
+    figure(
+        f"{ran} cancelled while they ran, {len(cancelled)} of {len(handles)} cancelled, each message ended once"
+    )
 
 
 def test_message_of_a_dead_worker_is_cancelled_and_no_other_takes_it(

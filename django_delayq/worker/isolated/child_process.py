@@ -43,7 +43,10 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         self._stacks, stacks = os.pipe()
         program = PROGRAM.format(
-            path=sys.path, channel=theirs.fileno(), stacks=stacks, parent=os.getpid()
+            path=list(map(str, sys.path)),
+            channel=theirs.fileno(),
+            stacks=stacks,
+            parent=os.getpid(),
         )
         try:
             self._process = subprocess.Popen(
