@@ -13,6 +13,7 @@ from django_delayq.store.store import RedisStore
 from django_delayq.worker.listener import Listener
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
+from tests.worker.moving import LONG_AGO
 
 Hints = list[tuple[Partition | None, float]]
 
@@ -89,7 +90,7 @@ def test_cancel_of_a_running_message_is_heard(shared: Shared, delayq: RedisStore
         lambda message_id: heard.append((None, int.from_bytes(message_id, "big"))),
     )
     listener._stream.connect()
-    handle = noop.enqueue()
+    handle = noop.using(due_at=LONG_AGO).enqueue()
     delayq.claim(Partition("default", 0), 1)
     assert delayq.cancel_running("default", handle.identity)
     hear(listener, heard)
