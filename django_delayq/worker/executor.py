@@ -195,7 +195,6 @@ class Executor:
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
-        close_broken()
         try:
             if resolved.task.definition.runs_apart:
                 self._perform_apart(lease, resolved)
