@@ -21,7 +21,7 @@ from django.conf import settings as django_settings
 
 from ...core import signals
 from ...core.conf import get_settings
-from ...core.connections import make_caches
+from ...core.connections import close_broken, make_caches
 from ...core.message import task_code_of
 from ...core.task_report import TaskProgress, TaskReport
 from ...store import get_store
@@ -115,6 +115,7 @@ class Child:
             except Empty:
                 return
             self.send(Begun())
+            close_broken()  # the server may have closed a connection meanwhile
             ended = self._run(run)
             sys.stdout.flush()
             sys.stderr.flush()
