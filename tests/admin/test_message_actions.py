@@ -50,6 +50,9 @@ def test_a_running_message_is_cancelled_from_its_page(operator: Client, hands: H
     assert hands.store.ack(ORDERS, [(lease, b"{}")]) == [lease]
     action = OperatorAction.objects.get()
     assert (action.action, action.reason) == ("cancel running", "it hangs")
+    (row,) = hands.archive()
+    page = operator.get(address("archived", pk=row.pk)).content.decode()
+    assert "cancelled while it ran" in page and "without a run" not in page
 
 
 def test_who_may_not_cancel_sees_no_button_on_a_running_message(

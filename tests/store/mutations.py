@@ -127,6 +127,7 @@ MUTATIONS = [
     Mutation("cancel_running", "  redis.call('HINCRBY', META, 'enqueued', 1)\n", ""),
     Mutation("cancel_running", "make_room({id}, {entry}, {record}, moves)\n", ""),
     Mutation("cancel_running", "park(moves)\n", ""),
+    Mutation("cancel_running", '"outcome":"cancelled"', '"outcome":""'),
     Mutation("reschedule", "if before and #record >= 8 and", "if false and"),
     Mutation("reschedule", "> before then", ">= before then"),
     Mutation("reschedule", "struct.unpack('>I6', follower), string", "redis.call('ZSCORE', LEASED, id), string"),
