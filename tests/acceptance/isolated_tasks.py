@@ -40,6 +40,11 @@ def hang_apart(how: str) -> None:
             pass
     elif how == "gil":  # one C call that holds the interpreter
         sum(range(10**13))
+    elif how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "deaf":
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        time.sleep(GATE_SECONDS)
     elif how == "program":
         subprocess.run(["sleep", "61.5"], check=True)
     write("done")
@@ -62,6 +67,13 @@ def die_apart(how: str) -> None:
     write()
     if how == "exit":
         os._exit(3)
+    elif how == "fork":  # the other process has the socket too
+        if os.fork():
+            os._exit(4)
+        time.sleep(GATE_SECONDS)
+    elif how == "close":
+        os.closerange(3, 200)
+        return
     elif how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     ctypes.string_at(0)
@@ -88,6 +100,14 @@ def report_apart(what: str) -> Any:
     if what == "reject":
         raise Reject("no such thing")
     raise Unpicklable(open(os.devnull))  # noqa: SIM115
+
+
+@delayed_task(topic="apart", isolate=True)
+def flood() -> None:
+    """Has much to say."""
+    message = current_message()
+    for number in range(20_001):
+        message.progress(number, 20_000)
 
 
 @delayed_task(topic="apart", isolate=True, ttr=1, max_attempts=500, backoff=constant(0))
