@@ -15,6 +15,7 @@ from django_delayq.core.exceptions import DuplicateMessage, InvalidMessage
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.outbox.relay import Relay
+from django_delayq.store import get_store
 from django_delayq.store.for_tests import travel
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
@@ -153,23 +154,25 @@ def test_a_durable_message_that_comes_after_a_plain_one_is_sent(
     settings: Any, delayq: RedisStore
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": 60}
+    store = get_store()
     once.using(durable=True, due_at=None, delay=120).enqueue("durable")
     ran(once, "plain")
-    travel(delayq.client, 90_000)
-    Relay(delayq).run_once()
+    travel(store.client, 90_000)
+    Relay(store).run_once()
     assert sent() == ["durable"]
 
 
 def test_its_window_counts_from_the_enqueue(settings: Any, delayq: RedisStore) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "HORIZON": 60}
+    store = get_store()
     task = record.using(key="k", on_duplicate="keep", window=3600, durable=True)
     task.using(delay=1800).enqueue("a")
-    travel(delayq.client, 1_799_000)
-    Relay(delayq).run_once()
-    travel(delayq.client, 1_801_000)
+    travel(store.client, 1_799_000)
+    Relay(store).run_once()
+    travel(store.client, 1_801_000)
     ack(claim()[0])
     assert task.enqueue("b").outcome == "kept"
-    travel(delayq.client, HOUR_MS)
+    travel(store.client, HOUR_MS)
     task.enqueue("c")
     assert sent() == ["c"]
 
