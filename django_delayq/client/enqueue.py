@@ -16,7 +16,7 @@ from ..core.message import is_same_content, without_stamp
 from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
-from ..store.store import bare, has_window
+from ..store.store import base_mode, has_window
 from ..tasks.builder import Item, build
 from ..tasks.options import Options
 from ..tasks.task import Call, Receipt
@@ -213,7 +213,7 @@ def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
             accepted.append(item)
             continue
         item.receipt.outcome = "kept"
-        if bare(item.message.mode) == "raise":
+        if base_mode(item.message.mode) == "raise":
             refused.append(item.receipt)
     return accepted, refused
 
@@ -221,7 +221,7 @@ def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
 def _has_window(item: Item) -> bool:
     if not has_window(item.message.mode):
         return False
-    is_asked = item.template.durable or bare(item.message.mode) == "raise"
+    is_asked = item.template.durable or base_mode(item.message.mode) == "raise"
     return is_asked and not on_commit.cancels(*item.address)  # a cancel frees the key
 
 
@@ -236,7 +236,11 @@ def _recent(addresses: Iterable[Address]) -> set[Address]:
 
 
 def _is_checked(item: Item) -> bool:
-    return item.template.fixed and bare(item.message.mode) == "raise" and not item.template.durable
+    return (
+        item.template.fixed
+        and base_mode(item.message.mode) == "raise"
+        and not item.template.durable
+    )
 
 
 def _live_records(items: Sequence[Item]) -> dict[Address, bytes]:

@@ -28,7 +28,7 @@ from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing, bare, replaces, replacing
+from ..store.store import Outgoing, base_mode, replaces, replacing
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -238,7 +238,7 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receip
     for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
         if item.template.fixed and not _insert_given(row, item.template.may_exist):
             item.receipt.outcome = "kept"
-            if bare(row.on_duplicate) == "raise":
+            if base_mode(row.on_duplicate) == "raise":
                 refused.append(item.receipt)
     return refused
 

@@ -61,10 +61,10 @@ class Outgoing(NamedTuple):
 
 def replaces(mode: str) -> bool:
     """Whether a message of this mode takes the place of a live one with its id."""
-    return bare(mode) in ("replace", "extend", "earliest")
+    return base_mode(mode) in ("replace", "extend", "earliest")
 
 
-def bare(mode: str) -> str:
+def base_mode(mode: str) -> str:
     """The mode without its limit and its window."""
     return mode.partition(":")[0].partition("/")[0]
 

@@ -29,7 +29,7 @@ from ..core.message import (
     with_limit,
     write_body,
 )
-from ..store.store import Outgoing, bare, has_window
+from ..store.store import Outgoing, base_mode, has_window
 from . import registry
 from .registry import check_topic
 from .task import Call, PlacedCall, Receipt, Task
@@ -104,7 +104,7 @@ class Template:
         self.may_exist = options.id is not None or options.key is None
         """The id is explicit, or nobody else makes it: to find the very same record is success."""
         # Without a key there is nothing that a window could hold.
-        self.mode = options.mode if self.fixed else bare(options.mode)
+        self.mode = options.mode if self.fixed else base_mode(options.mode)
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires

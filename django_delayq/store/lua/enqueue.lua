@@ -1,17 +1,14 @@
 -- enqueue: nothing -> delayed; for an id that is live, what its on_duplicate says.
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
--- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing, windows.
---   The eleventh is that of windows, when a mode has one.
+-- KEYS: partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing, windows.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
 --   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with
---   ':ms' replaces to no due time later than so long after the first enqueue; of one with '/ms' the key takes no other for
---   so long. when: also '@stamp:due' for what SQL has
---   accepted. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
--- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is, or was within the window), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode
---   has chosen between two due times; of what SQL has accepted also ADOPTED:stamp
---   (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
+--   ':ms' replaces to no due time later than so long after the first enqueue; one with '/ms' has a window. when: also
+--   '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time, or an instant. record: no stamp.
+-- Returns: now in us, then index, word of what is not simply new: SAME (the very record is there), DUPLICATE (another is,
+--   or was in the window), REPLACED, FOLLOWS (the run that goes on), both with ':due' when the mode has chosen it; of what
+--   SQL has accepted also ADOPTED:stamp (it was there, and is this message now), OLDER, DONE (ended), GONE (not live).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
@@ -26,7 +23,7 @@ for i, id in ipairs(ids) do
   seen[id] = true
   record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
   local word = standing(id, existing, record, when, mode)
-  if WINDOWS and not word and not existing and recent(id, mode, when) then word = 'DUPLICATE' end
+  if WINDOWS and not word and not existing then word = recent(id, mode, when) end
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   local chosen, first
@@ -35,9 +32,7 @@ for i, id in ipairs(ids) do
     record, due = expiring(record, chosen - due), chosen
     if first then put(waits, id, waiting_since(first)) end
   end
-  if WINDOWS and (not word or old) and window_of(mode) then
-    put(windows, math.floor(stamp / 1000) + window_of(mode), id)
-  end
+  if WINDOWS and (not word or old) then begin(windows, id, mode, stamp) end
   if word == 'FOLLOWS' then
     put(followers, id, struct.pack('>I6', due) .. record)
   elseif word and string.sub(word, 1, 7) == 'ADOPTED' then
