@@ -254,6 +254,9 @@ MUTATIONS = [
     Mutation("enqueue", "if word == 'OLDER' or word == 'DUPLICATE'", "if word == 'DUPLICATE'"),
     Mutation("enqueue", "string.sub(mode, 1, 4) == 'keep' and string.byte(when) == 64 then", "string.byte(when) == 64 then"),
     Mutation("enqueue", "mode, 1, 4) == 'keep' and string.byte(when) == 64 then", "mode, 1, 4) == 'keep' then"),
+    Mutation("shared/rates", "redis.call('ZADD', TIMERS, sooner and 'LT' or 'CH', at", "redis.call('ZADD', TIMERS, at"),
+    Mutation("shared/waiting", "look_at(limit, rule, full, 0, true)", "look_at(limit, rule, full, 0)"),
+    Mutation("claim_limited", "if not next(rules) then forget_ended('[r', '(s') end\n", ""),
     # Windows
     Mutation("enqueue", "if WINDOWS and not word and not existing then", "if false then"),
     Mutation("enqueue", "if WINDOWS and not word and not existing then", "if WINDOWS and not word then"),
@@ -269,7 +272,6 @@ MUTATIONS = [
     Mutation("shared/windows", "'LIMIT', 0, limit)", "'LIMIT', 0, -1)"),
     Mutation("shared/windows", "'ZRANGE', WINDOWS, -1, -1,", "'ZRANGE', WINDOWS, 0, 0,"),
     Mutation("shared/windows", "redis.call('EXPIRE', WINDOWS,", "local _ = ("),
-    Mutation("shared/windows", "math.max(1, math.ceil", "(math.ceil"),
     Mutation("cancel", "if #free > 0 then redis.call('ZREM', WINDOWS, unpack(free)) end\n", ""),
     Mutation("purge", "    redis.call('ZREM', WINDOWS, unpack(ids))\n", ""),
     Mutation("shared/lives", "if done and struct.unpack('>I8', done) < struct", "if done and 0 < struct"),

@@ -84,6 +84,21 @@ def test_a_live_message_is_what_it_is_without_a_window(store: RedisStore) -> Non
     assert send(store, other) == {0: "DUPLICATE"}
 
 
+def test_a_replacement_takes_the_place_of_what_is_live_and_begins_anew(store: RedisStore) -> None:
+    message_id = enqueue(store, mode=f"keep/{WINDOW}")
+    pass_by(store, WINDOW // 2)
+    before = windows(store)[message_id]
+    (word,) = send(store, outgoing(message_id, mode=f"replace/{WINDOW}")).values()
+    assert word.startswith("REPLACED")
+    assert windows(store)[message_id] >= before + WINDOW // 2
+
+
+def test_beside_one_with_a_window_another_is_not_refused(store: RedisStore) -> None:
+    message_id = ended(store)
+    words = send(store, outgoing(mode=f"keep/{WINDOW}"), outgoing(message_id, mode="keep"))
+    assert words == {}
+
+
 def test_only_those_of_a_batch_that_have_a_window_are_noted(store: RedisStore) -> None:
     first, second, third = (outgoing(mode=m) for m in ("keep", f"keep/{WINDOW}", "raise"))
     assert send(store, first, second, third) == {}

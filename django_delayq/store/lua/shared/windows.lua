@@ -25,5 +25,5 @@ local function note(windows)
   local over = redis.call('ZRANGEBYSCORE', WINDOWS, '-inf', NOW, 'LIMIT', 0, limit)
   if #over > 0 then redis.call('ZREM', WINDOWS, unpack(over)) end
   local last = tonumber(redis.call('ZRANGE', WINDOWS, -1, -1, 'WITHSCORES')[2] or NOW)
-  redis.call('EXPIRE', WINDOWS, math.max(1, math.ceil((last - NOW) / 1000)))
+  redis.call('EXPIRE', WINDOWS, math.ceil((last - NOW) / 1000))
 end
