@@ -430,6 +430,32 @@ def test_a_place_whose_message_runs_no_more_is_found_free(store: RedisStore) -> 
     assert claimed_ids(store, ONE) == ids[1:]
 
 
+def test_new_messages_of_a_busy_key_do_not_put_off_the_look_at_it(store: RedisStore) -> None:
+    enqueue_in_order(store, 1)
+    (ended,) = claimed_ids(store, ONE)
+    store.client.command("ZREM", keys.leased_key(store.client.prefix, PARTITION), ended)
+    started: list[bytes] = []
+    for _ in range(6):
+        enqueue_in_order(store, 1)
+        started += claimed_ids(store, ONE)
+        rewind(store, PARTITION, 500)
+    assert len(started) == 1
+
+
+def test_a_place_that_is_left_over_does_not_stay_when_the_limit_is_gone(store: RedisStore) -> None:
+    (message_id,) = enqueue_in_order(store, 1)
+    lease = claim(store, ONE).leases[0]
+    (other,) = enqueue_in_order(store, 1, OTHER)
+    running = claim(store, ONE).leases[0]
+    store.client.redis.zrem(keys.leased_key(store.client.prefix, PARTITION), message_id)
+    assert store.queries.holding_back([PARTITION]) == {PARTITION}
+    claim(store, FREE)
+    assert (lease.id, running.id) == (message_id, other)
+    assert {member[9:] for member in dump(store)["limits"]} == {other}
+    ack(store, running)
+    assert store.queries.holding_back([PARTITION]) == set()
+
+
 def test_without_a_rule_everything_that_waits_goes(store: RedisStore) -> None:
     """A deploy has taken the limit away."""
     ids = enqueue_in_order(store, 5)

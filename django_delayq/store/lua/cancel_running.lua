@@ -1,7 +1,8 @@
 -- cancel_running: leased -> cancelled. A follower of its key is cancelled too.
 -- Guarantee: exactly one of this and what the holder of the lease does wins: the holder is refused from now on, so that the
 --   message is neither retried nor dead. Works on a full Redis: the first write is a ZREM.
--- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, limits, history.
+-- KEYS: the partition (shared/partition.lua). Shared: times, finish, wake, lanes, limits, history, windows.
+--   The eleventh is that of windows: the key of a cancelled message is free again.
 -- ARGV: archive (all, dead or none), detail (JSON), id.
 -- Returns: OK, WAITING or NOT_FOUND.
 local archive, detail, id = ARGV[1], ARGV[2], ARGV[3]
@@ -19,6 +20,7 @@ if follower then
   cancelled = 2
   redis.call('HINCRBY', META, 'enqueued', 1)
 end
+redis.call('ZREM', WINDOWS, id)
 redis.call('HINCRBY', META, 'cancelled', cancelled)
 make_room({id}, {entry}, {record}, moves)
 park(moves)
