@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NoReturn
 
 from ...core.exceptions import (
@@ -52,7 +53,7 @@ class Isolation:
 
     def warm_up(self) -> None:
         """Start a child before there is a message."""
-        with self._lock:
+        with self._lock, suppress(IsolatedRunFailed):
             self._idle.append(self._start())
 
     def run(self, lease: Lease, resolved: Resolved) -> None:
@@ -137,7 +138,8 @@ class Isolation:
                 self._idle.append(child)
                 return
         child.close()
-        with self._lock:
+        # When none can be started, the next message says so: this one has its end already.
+        with self._lock, suppress(IsolatedRunFailed):
             if child.is_ready and not self._is_stopping:
                 self._idle.insert(0, self._start())
 
