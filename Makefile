@@ -23,6 +23,9 @@ pipeline: $(VENV)/pipeline.stamp ## Give the shop a past; export, stats, forecas
 	@$(JAVA_HERE)
 	@$(WITH_JAVA) $(BIN)/python example_project/pipeline.py $(if $(filter-out 0,$(SMOKE)),--smoke)
 
+# Without the caches of compiled modules each of the hundreds of processes that tests start compiles all anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that share the tests which no other work disturbs (0: none but pytest's own, for a debugger).
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest
@@ -43,9 +46,9 @@ servers: $(VENV)/dev.stamp
 	@$(JAVA_HERE)
 
 test: servers ## Run the tests (ARGS="-k claim" for some of them)
-	$(PYTEST) -m "not acceptance and not elsewhere and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m "not elsewhere and not long" --ignore=tests/acceptance --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) tests/acceptance -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) tests/acceptance -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
 	$(ON) postgresql $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(ON) mariadb $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(WITH_JAVA) $(PYTEST) tests/pipeline -m "not long" $(SHARED) $(ARGS) $(MAY_BE_NONE)
@@ -63,8 +66,8 @@ test-long: servers ## Run the tests that take long (15 minutes); CI runs them to
 # MariaDB, the pipeline: there an open transaction in whatever database holds up what is settled.
 test-all: test test-long ## Run every test on every server and every database (an hour)
 	$(PYTEST) tests/store -m elsewhere $(SHARED)
-	$(ON) postgresql $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
-	$(ON) mariadb $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
+	$(ON) postgresql $(PYTEST) --ignore=tests/pipeline --ignore=tests/acceptance --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
+	$(ON) mariadb $(PYTEST) --ignore=tests/pipeline --ignore=tests/acceptance --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(WITH_JAVA) $(ON) mariadb $(PYTEST) tests/pipeline -m databases
 
 matrix: $(VENV)/dev.stamp ## Run the tests of Django's tasks on each Python and Django that the machine can have (ARGS="3.12 django6.1")
