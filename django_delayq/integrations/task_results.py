@@ -166,7 +166,10 @@ def ended_facts(end: End) -> Facts:
         finished_at=row.finished_at,
         errors=errors,
         worker_ids=[run.get("worker") or SOME_WORKER for run in runs],
-        return_value=msgspec.json.decode(end.result) if end.result else _shown_result(end),
+        # Of a result that was redacted, what the archive shows; None when there was none.
+        return_value=msgspec.json.decode(end.result)
+        if end.result
+        else reported_in(row.result).get("result"),
     )
 
 
@@ -195,8 +198,3 @@ def _last_error(end: End) -> TaskError:
         return error_of(row.error_class, row.traceback)
     kind = _WITHOUT_ERROR[Final(row.state)]
     return error_of(f"{kind.__module__}.{kind.__qualname__}", row.reason)
-
-
-def _shown_result(end: End) -> Any:
-    """What the archive shows of a result that was redacted; else None."""
-    return reported_in(end.row.result).get("result")
