@@ -151,7 +151,12 @@ def ended_facts(end: End) -> Facts:
     content = json.loads(row.body)
     errors = _errors(runs[:-1] if row.state != Final.ACKED else runs)
     if row.state != Final.ACKED:
-        errors.append(_last_error(end))
+        kind = _WITHOUT_ERROR[Final(row.state)]
+        errors.append(
+            error_of(row.error_class, row.traceback)
+            if row.error_class
+            else error_of(f"{kind.__module__}.{kind.__qualname__}", row.reason)
+        )
     return Facts(
         id=row.message_id.hex,
         path=row.task,
@@ -190,11 +195,3 @@ def _errors(runs: Sequence[Mapping[str, Any]]) -> list[TaskError]:
         for run in runs
         if "error_class" in run
     ]
-
-
-def _last_error(end: End) -> TaskError:
-    row = end.row
-    if row.error_class:
-        return error_of(row.error_class, row.traceback)
-    kind = _WITHOUT_ERROR[Final(row.state)]
-    return error_of(f"{kind.__module__}.{kind.__qualname__}", row.reason)
