@@ -22,7 +22,7 @@ from ...client.finding import Target
 from ...core.present import counted
 from ...core.times import from_ms
 from ...operators import operations
-from ...operators.waiting_selection import Cancelled, cancel_waiting, waiting_messages
+from ...operators.waiting_selection import cancel_waiting, waiting_messages
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 from ..cli import Answer, ShellUser, Verb, add_record
@@ -51,9 +51,8 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Cancel one message, or all that fit."""
         user, reason = ShellUser(options["by"]), options["reason"]
-        target = one_target(options)
-        if target is not None:
-            return self._cancel_one(user, target, options)
+        if options["id"] is not None or options["key"] is not None:
+            return self._cancel_one(user, one_target(options), options)
         if options["running"]:
             raise CommandError(
                 "--running is for one message: name it by ID or --key.",
@@ -79,10 +78,9 @@ class Command(Verb):
                 right=RIGHT,
             )
 
-        def progress(done: Cancelled) -> None:
-            self.progress(str(done))
-
-        done = cancel_waiting(user, selection, reason=reason, progress=progress)
+        done = cancel_waiting(
+            user, selection, reason=reason, progress=lambda done: self.progress(str(done))
+        )
         return Answer(text=str(done), data={"dry_run": False, "count": done.count})
 
     def _cancel_one(self, user: ShellUser, target: Target, options: dict[str, Any]) -> Answer:
