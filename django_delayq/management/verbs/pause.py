@@ -46,7 +46,7 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Pause it."""
         until = options["until"]
-        if options["duration"]:
+        if options["duration"] is not None:
             until = datetime.now(tz=timezone.utc) + options["duration"]
         operations.pause(
             ShellUser(options["by"]), options["topic"], reason=options["reason"], until=until
