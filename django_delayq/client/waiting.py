@@ -50,22 +50,28 @@ class Wait:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def look(self) -> End | None:
-        """How it has ended; None while it goes on. Raises NoResult when nobody knows, and
-        WaitTimeout."""
-        if not self._is_live():
+        """How it has ended; None while it goes on. Of a message that was replaced: how the
+        replacement has ended. Raises NoResult when nobody knows, and WaitTimeout."""
+        is_live, end = self._is_live(), None
+        if not is_live:
             end = find_end(*self._address, self._stamp_us)
-            if end is None:
-                if on_commit.find(*self._address):
-                    raise InvalidMessage(
-                        "This message is sent when the open transaction commits: wait after that."
-                    )
-                raise NoResult
-            return end
-        if self.left() <= 0:
+        if not is_live and end is None and self._stamp_us is not None:
+            # It has not ended: another took its place.
+            replaced_us, self._stamp_us = self._stamp_us, None
+            is_live = self._is_live()
+            newest = None if is_live else find_end(*self._address)
+            end = newest if newest and newest.stamp_us > replaced_us else None
+        if is_live and self.left() <= 0:
             raise WaitTimeout(
                 f"Message {self._receipt.id} has not ended within {self._timeout:g} s. It goes on."
             )
-        return None
+        if is_live or end is not None:
+            return end
+        if on_commit.find(*self._address):
+            raise InvalidMessage(
+                "This message is sent when the open transaction commits: wait after that."
+            )
+        raise NoResult
 
     def pause(self, seconds: float) -> End | None:
         """Wait so long, or until there is a result."""
