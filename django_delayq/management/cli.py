@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import sys
 import time
@@ -107,7 +108,11 @@ class Verb(BaseCommand):
             self.reporter.clear()
             raise self.failure(error) from error
         self.reporter.clear()
-        self.show(answer, options)
+        try:
+            self.show(answer, options)
+            self.stdout.flush()
+        except BrokenPipeError:  # the reader has seen enough, as `| head`: the work is done
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if answer.code:
             sys.exit(answer.code)
 
