@@ -82,8 +82,8 @@ class Command(Verb):
             # Without Redis nothing is well.
             level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
             words = on_one_line(str(error))
-            data = {"at": None, "topics": []}
-            return _answer(level, [Problem(level, "", words)], words, data=data)
+            problems = [Problem(level, "", words)]
+            return _answer(level, problems, words, data={"at": None, "topics": []})
 
     def _compared(self, options: dict[str, Any]) -> Answer:
         get_store().clock_ms()  # raises while Redis is away
