@@ -51,7 +51,13 @@ class Wait:
 
     def look(self) -> End | None:
         """How it has ended; None while it goes on. Of a message that was replaced: how the
-        replacement has ended. Raises NoResult when nobody knows, and WaitTimeout."""
+        replacement has ended. Raises NoResult when nobody knows, WaitTimeout, and
+        InvalidMessage."""
+        # Not only when nothing is live: an earlier message may have the key.
+        if not self._receipt.outcome and on_commit.find(*self._address):
+            raise InvalidMessage(
+                "This message is sent when the open transaction commits: wait after that."
+            )
         is_live, end = self._is_live(), None
         if not is_live:
             end = find_end(*self._address, self._stamp_us)
@@ -65,13 +71,9 @@ class Wait:
             raise WaitTimeout(
                 f"Message {self._receipt.id} has not ended within {self._timeout:g} s. It goes on."
             )
-        if is_live or end is not None:
-            return end
-        if on_commit.find(*self._address):
-            raise InvalidMessage(
-                "This message is sent when the open transaction commits: wait after that."
-            )
-        raise NoResult
+        if not is_live and end is None:
+            raise NoResult
+        return end
 
     def pause(self, seconds: float) -> End | None:
         """Wait so long, or until there is a result."""

@@ -28,7 +28,7 @@ from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing, replaces
+from ..store.store import Outgoing, base_mode, replaces, replacing
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -245,7 +245,7 @@ def _insert(
             unsent.add(item.message.id)
             continue
         item.receipt.outcome = "kept"
-        if row.on_duplicate == "raise":
+        if base_mode(row.on_duplicate) == "raise":
             refused.append(item.receipt)
     return refused
 
@@ -307,7 +307,8 @@ def _take_over(row: OutboxMessage, there: OutboxMessage, is_unsent: bool) -> boo
     changes |= chosen
     if there.status == OutboxStatus.CANCELLED:
         # Unless Redis has obeyed, it may still have the cancelled message.
-        changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
+        mode = row.on_duplicate
+        changes["on_duplicate"] = replacing(mode) if there.changed_at_us else mode
         if there.record:
             archive_rows.archive_all([cancelled_entry(there, there.reason or "cancelled")])
     else:
@@ -362,7 +363,7 @@ def _chosen(row: OutboxMessage, there: OutboxMessage, is_unsent: bool) -> dict[s
     due_ms = row.due_at_ms
     if mode != "replace":
         due_ms = (max if mode == "extend" else min)(due_ms, there.due_at_ms)
-    before, *limits = there.on_duplicate.split(":")
+    before, limits = base_mode(there.on_duplicate), there.on_duplicate.split(":")[1:]
     if limit:
         first_ms = int(limits[1]) if len(limits) > 1 else there.enqueued_at_us // 1000
         due_ms = min(due_ms, first_ms + int(limit))
