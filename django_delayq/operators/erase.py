@@ -57,7 +57,7 @@ PACE = 0.5
 OVERLAP = 100_000
 #: Ids that a report names for each place.
 SAMPLE = 5
-#: Passes after which, when the time is over too, messages that still come are left.
+#: Passes after which, when the time is over too, what still comes is left.
 MOST_PASSES = 5
 
 _AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
@@ -170,20 +170,22 @@ class _Erasure:
         self._unreadable: set[bytes] = set()
         self._waits_for: dict[str, set[Any]] = {}
         """What could not be erased in this pass, by its name."""
+        self._busy: set[int] = set()
+        """Bulk operations that name the person and have not ended."""
 
     def run(self, until: float, lake: EraseLake | None) -> Erased:
         """Pass after pass, until one finds nothing or the time is over; then the lake."""
         after = passes = 0
         while True:
-            newest, self._waits_for = newest_id(), {}
+            newest, before, self._waits_for = newest_id(), self._waits_for, {}
             if not self._pass(after):
                 break
             passes += 1
-            late = time.monotonic() >= until
-            if late and not self._waits_for and passes >= MOST_PASSES:
-                self._wait_for("coming", range(passes))
-            if late and self._waits_for:
-                break
+            if time.monotonic() >= until:
+                if passes >= MOST_PASSES and not self._waits_for:
+                    self._wait_for("coming", range(passes))
+                if passes >= MOST_PASSES or (self._waits_for and self._waits_for == before):
+                    break
             after = max(0, newest - OVERLAP)
             if self._waits_for:
                 Sleeper().wait(PACE)
@@ -296,7 +298,7 @@ class _Erasure:
                     if changed == texts:
                         continue
                     if getattr(row, "status", "") in (BulkStatus.WAITING, BulkStatus.RUNNING):
-                        self._wait_for("bulk", [row.pk])
+                        self._busy.add(row.pk)
                         continue
                     rows.filter(pk=row.pk).update(**changed)
                     place = (model.__name__, row.pk)
@@ -387,6 +389,8 @@ class _Erasure:
         """The lake comes last: its rows are equal to those of SQL, then. Returns the report."""
         if lake:
             self._in_lake(lake, dry_run)
+        if self._busy:
+            self._wait_for("bulk", self._busy)
         for name, what in self._waits_for.items():
             self._done.left.append(_LEFT[name].format(f"{len(what):,}"))
         if lake is None:
@@ -411,7 +415,7 @@ _LEFT = {
     "outbox": "{} rows of the outbox wait until Redis or the archiver has heard of the cancel.",
     "needed": "{} rows of exactly_once tasks stay until their messages have left Redis.",
     "bulk": "{} bulk operations that have not ended name the person.",
-    "coming": "New messages of the person came while these were erased ({} passes).",
+    "coming": "Messages of the person kept coming in {} passes.",
 }
 _NOTES = (
     "Not reached: backups, replicas of files, log files, and what tasks have stored elsewhere.",
