@@ -39,14 +39,17 @@ class ArgumentMatch:
     def narrowed(self, rows: Rows) -> Rows:
         """The rows whose text has a value anywhere, so that the bodies of only a few rows are
         read."""
-        if any(isinstance(value, dict | list) for value in self.values):
-            return rows
-        needles = {msgspec.json.encode(value).decode().strip('"') for value in self.values}
-        if "" in needles:  # the empty text is in every text
-            return rows
-        conditions = [Q(body__contains=needle) for needle in needles]
-        narrowed: Rows = rows.filter(reduce(or_, conditions))
+        conditions = [Q(body__contains=needle) for needle in self.needles]
+        narrowed: Rows = rows.filter(reduce(or_, conditions)) if conditions else rows
         return narrowed
+
+    @property
+    def needles(self) -> Sequence[str]:
+        """Every body that has the argument has one of these texts. None: any text may have it."""
+        if any(isinstance(value, dict | list) for value in self.values):
+            return []
+        needles = {msgspec.json.encode(value).decode().strip('"') for value in self.values}
+        return [] if "" in needles else sorted(needles)
 
     def is_in_body(self, task: str, text: str) -> bool:
         """Whether the argument is in a body of the archive. A body that cannot be read has none."""

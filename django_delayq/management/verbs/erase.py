@@ -23,7 +23,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...archive.erasure import Person
-from ...operators.erase import WAIT, EraseLake, Erased, erase
+from ...operators.erase import WAIT, EraseLake, erase
 from ...worker.process.runner import ExitCode
 from ..cli import DURATIONS, Answer, Verb, add_record, parse_duration
 
@@ -38,7 +38,7 @@ class Command(Verb):
             type=_argument,
             default=("", None),
             metavar="NAME=VALUE",
-            help="messages with this argument, JSON or text; a.b=VALUE looks into objects and lists",
+            help="with this argument, JSON or text; a.b=VALUE looks into objects and lists",
         )
         parser.add_argument(
             "--key-prefix", default="", metavar="TEXT", help="messages whose keys begin with this"
