@@ -124,3 +124,69 @@ def test_the_states_are_those_of_the_archive() -> None:
 def test_a_wrong_setting_is_refused(value: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         parse_settings({"ARCHIVE_RETENTION": value})
+
+
+def test_rows_that_a_lake_has_not_taken_yet_stay(kept: Hands) -> None:
+    pks = dead(4, state="acked", finished_at=ago(days=31))
+    LakeBatch.objects.create(lake="/old", lo=0, hi=pks[0], state="committed", seq=1)
+    LakeBatch.objects.create(lake="/lake", lo=0, hi=pks[1], state="committed", seq=1)
+    LakeBatch.objects.create(lake="/lake", lo=pks[1], hi=pks[3], state="written")
+    Retention(kept.store).run_once()
+    assert left() == pks[2:]
+    LakeBatch.objects.filter(state="written").update(state="committed", seq=2)
+    kept.store.workers.release_lock("retention")
+    Retention(kept.store).run_once()
+    assert left() == []
+
+
+KILLED = """
+import os, signal, sys, threading
+import django
+django.setup()
+from django_delayq.archive import retention
+from django_delayq.models import OperatorAction
+from django_delayq.store import get_store
+
+retention.BATCH = 3
+commits = 0
+
+def kill_in_the_second_transaction(self, count):
+    global commits
+    commits += 1
+    if commits == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(self, count)
+
+add = OperatorAction.add
+OperatorAction.add = kill_in_the_second_transaction
+retention.Retention(get_store()).run_once()
+"""
+
+
+@pytest.mark.databases
+def test_killed_in_the_middle_of_a_transaction_it_loses_nothing_and_another_goes_on(
+    kept: Hands, settings: Any
+) -> None:
+    old = dead(10, state="acked", finished_at=ago(days=31))
+    young = dead(2, state="acked", finished_at=ago(days=1))
+    environment = {
+        **os.environ,
+        VARIABLE: json.dumps(connection_settings()),
+        "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
+        "DELAYQ_TEST_REDIS": settings.DELAYQ["REDIS"],
+        "DELAYQ_TEST_PREFIX": settings.DELAYQ["PREFIX"],
+        "DELAYQ_TEST_SETTINGS": json.dumps({"ARCHIVE_RETENTION": {"acked": 30 * 86_400}}),
+    }
+    command = (sys.executable, "-c", KILLED)
+    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert left() == [*old[3:], *young], "the transaction that was open is undone"
+    first = OperatorAction.objects.get()
+    assert (first.count, first.finished_at) == (3, None)
+    service = Retention(kept.store)
+    assert service.run_once() == module.INTERVAL
+    assert left() == [*old[3:], *young], "the lock of the dead process ends by itself"
+    kept.store.workers.release_lock(service.name)
+    service.run_once()
+    assert left() == young
+    assert sorted(OperatorAction.objects.values_list("count", flat=True)) == [3, 7]

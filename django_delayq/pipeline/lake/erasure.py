@@ -107,10 +107,9 @@ class LakeErasure:
         found: list[int] = []
         needles = person.match.needles if person.match else []
         for batch in self._batches(file, ["id", *_OWNING]):
-            if needles:
-                there = [pc.match_substring(batch.column("body"), text) for text in needles]
-                batch = batch.filter(reduce(pc.or_, there))
-            columns = (batch.column(name).to_pylist() for name in ("id", *_OWNING))
+            there = [pc.match_substring(batch.column("body"), text) for text in needles]
+            some = batch.filter(reduce(pc.or_, there)) if there else batch
+            columns = (some.column(name).to_pylist() for name in ("id", *_OWNING))
             found += [pk for pk, *owning in zip(*columns, strict=True) if person.owns_row(*owning)]
         return found
 
