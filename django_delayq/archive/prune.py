@@ -50,7 +50,7 @@ class Pruned:
     running twice."""
 
 
-def prune(
+def prune(  # noqa: PLR0913 - keyword-only, and each of them may be given
     older_than: Duration,
     *,
     state: str | None = None,

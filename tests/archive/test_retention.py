@@ -12,11 +12,23 @@ from django_delayq.archive.retention import Retention
 from django_delayq.core.conf import RETAINED_STATES, parse_settings
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.management.sql_services import sql_services
-from django_delayq.models import ArchivedMessage, Final, OperatorAction
+from django_delayq.models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from tests.app.sql_tasks import count
 from tests.archive.test_prune import ago, left
-from tests.hands import Hands
+from tests.hands import DAY, Hands
+from tests.killed import run_killed
 from tests.operators.test_replay import dead
+
+#: It is killed while its second transaction is open.
+KILLED = """
+from django_delayq.archive import retention
+from django_delayq.models import OperatorAction
+from django_delayq.store import get_store
+
+retention.BATCH = 3
+killing(OperatorAction, "add", 2)
+retention.Retention(get_store()).run_once()
+"""
 
 DAYS = {"acked": timedelta(days=30), "dead": timedelta(days=90)}
 
@@ -139,47 +151,13 @@ def test_rows_that_a_lake_has_not_taken_yet_stay(kept: Hands) -> None:
     assert left() == []
 
 
-KILLED = """
-import os, signal, sys, threading
-import django
-django.setup()
-from django_delayq.archive import retention
-from django_delayq.models import OperatorAction
-from django_delayq.store import get_store
-
-retention.BATCH = 3
-commits = 0
-
-def kill_in_the_second_transaction(self, count):
-    global commits
-    commits += 1
-    if commits == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(self, count)
-
-add = OperatorAction.add
-OperatorAction.add = kill_in_the_second_transaction
-retention.Retention(get_store()).run_once()
-"""
-
-
 @pytest.mark.databases
 def test_killed_in_the_middle_of_a_transaction_it_loses_nothing_and_another_goes_on(
-    kept: Hands, settings: Any
+    kept: Hands,
 ) -> None:
     old = dead(10, state="acked", finished_at=ago(days=31))
     young = dead(2, state="acked", finished_at=ago(days=1))
-    environment = {
-        **os.environ,
-        VARIABLE: json.dumps(connection_settings()),
-        "DJANGO_SETTINGS_MODULE": "tests.acceptance.settings",
-        "DELAYQ_TEST_REDIS": settings.DELAYQ["REDIS"],
-        "DELAYQ_TEST_PREFIX": settings.DELAYQ["PREFIX"],
-        "DELAYQ_TEST_SETTINGS": json.dumps({"ARCHIVE_RETENTION": {"acked": 30 * 86_400}}),
-    }
-    command = (sys.executable, "-c", KILLED)
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    run_killed(KILLED, ARCHIVE_RETENTION={"acked": 30 * DAY})
     assert left() == [*old[3:], *young], "the transaction that was open is undone"
     first = OperatorAction.objects.get()
     assert (first.count, first.finished_at) == (3, None)

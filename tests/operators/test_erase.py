@@ -41,6 +41,7 @@ from tests.hands import (
     prefix_keys,
     rows,
 )
+from tests.killed import run_killed
 from tests.operators.test_replay import dead
 
 pytestmark = pytest.mark.databases
@@ -354,3 +355,37 @@ def test_rows_beyond_gaps_between_ids_are_found(
 def test_a_lake_that_was_not_looked_through_is_named(hands: Hands) -> None:
     LakeBatch.objects.create(lake="/mnt/lake", lo=0, hi=1, state="committed")
     assert erase_now().left == ["The lake /mnt/lake was not looked through."]
+
+
+KILLED = """
+from django_delayq.archive.erasure import Person
+from django_delayq.client import changes
+from django_delayq.models import OperatorAction
+from django_delayq.operators import erase
+from django_delayq.store.reports import Reports
+
+{kill}
+erase.erase(Person(argument="args.0", value="anna@example.org"), wait=0, delete={delete})
+"""
+
+
+@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        'killing(changes, "cancel", 1)',
+        'killing(erase._Erasure, "_archive", 1, before=True)',
+        'killing(Reports, "forget", 1)',
+        'killing(OperatorAction, "add", 1)',  # the transaction of the rows is open
+        'killing(erase, "erase_rows", 1)',
+        'killing(erase._Erasure, "_end", 1, before=True)',
+    ],
+)
+def test_killed_anywhere_it_goes_on_when_it_is_called_again(
+    everywhere: Hands, kill: str, delete: bool
+) -> None:
+    run_killed(KILLED.format(kill=kill, delete=delete))
+    assert erase_now(delete=delete).complete
+    assert traces(everywhere.store) == []
+    assert len(of_otto()) == 4
+    assert len(messages_in(everywhere.store)) == 2

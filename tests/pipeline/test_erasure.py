@@ -13,7 +13,7 @@ from django_delayq.models import ArchivedMessage, LakeBatch
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import LakeConflict, LakeError, Refused
+from django_delayq.pipeline.job_errors import LakeError, Refused
 from django_delayq.pipeline.lake import batches, compaction
 from django_delayq.pipeline.lake import erasure as module
 from django_delayq.pipeline.lake.erasure import LakeErasure
