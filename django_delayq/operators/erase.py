@@ -334,7 +334,7 @@ class _Erasure:
 
     def _ended(self, partition: Partition) -> Iterator[Life]:
         """The person's messages that have ended and are not archived."""
-        for page in finished.pages(self._store, partition):
+        for page in finished.unarchived(self._store, partition):
             for entry in page:
                 if self._owns(partition, entry.record):
                     life = Life(entry.id, stamp_us_of(entry.record) or 0)

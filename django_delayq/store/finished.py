@@ -103,7 +103,7 @@ def lengths(store: RedisStore, partitions: Sequence[Partition]) -> Sequence[int]
     )
 
 
-def pages(store: RedisStore, partition: Partition) -> Iterator[Sequence[Entry]]:
+def unarchived(store: RedisStore, partition: Partition) -> Iterator[Sequence[Entry]]:
     """All finished messages of a partition that wait for the archiver, the newest first, 500 at a
     time. Changes nothing."""
     key, end = finished_key(store.client.prefix, partition), "+"

@@ -134,7 +134,7 @@ def _argument(text: str) -> tuple[str, str]:
 def _lake(folder: str) -> EraseLake:
     """Raises CommandError without the extra `spark`, which brings pyarrow."""
     try:
-        from ...pipeline.lake.erasure import LakeErasure
+        from ...pipeline.lake.lake_erasure import LakeErasure
     except ImportError as error:
         raise CommandError(
             f"A lake needs the extra: pip install django-delayq[spark]. {error}.",

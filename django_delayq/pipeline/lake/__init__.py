@@ -7,6 +7,6 @@ batches in SQL.
 from __future__ import annotations
 
 __all__ = [
-    "batches", "compaction", "erasure", "lake", "ledger", "pruning", "reader", "row_hash",
+    "batches", "compaction", "lake", "lake_erasure", "ledger", "pruning", "reader", "row_hash",
     "watermark",
 ]  # fmt: skip

@@ -15,9 +15,9 @@ from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import LakeError, Refused
 from django_delayq.pipeline.lake import batches, compaction
-from django_delayq.pipeline.lake import erasure as module
-from django_delayq.pipeline.lake.erasure import LakeErasure
+from django_delayq.pipeline.lake import lake_erasure as module
 from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.lake_erasure import LakeErasure
 from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.lake.reader import read_lake
 from django_delayq.pipeline.lake.row_hash import row_hash, xxh64
