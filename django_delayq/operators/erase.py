@@ -147,8 +147,8 @@ def erase(  # noqa: PLR0913 - keyword-only, and each of them may be given
     with OperatorAction.recorded("erase", by, clean(reason), selection=words) as action:
         erasure = _Erasure(person, Erased(action=action), delete, progress)
         done = erasure.run(until, lake)
-        # A text that names the person may be in the reason of this very record.
         OperatorAction.objects.filter(pk=action.pk).update(selection=f"{words}: {done}"[:2_000])
+        action.refresh_from_db()
     return done
 
 

@@ -189,9 +189,24 @@ def test_killed_before_or_after_the_commit_it_goes_on(
 
 
 def test_an_export_that_has_begun_is_named(full: Lake) -> None:
-    Ledger(full).plan(Ledger(full).lake.last_id, 10**6)
+    Ledger(full).plan(full.last_id, 10**6)
     done = erase_now(full)
     assert not done.complete and "An export to the lake has begun" in done.left[0]
+
+
+def test_an_export_that_ends_while_the_lake_is_read_is_named(
+    full: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Ledger(full).plan(full.last_id, 10**6)
+    erase_files = LakeErasure._erase
+
+    def erase_and_end(self: LakeErasure, *arguments: Any) -> list[int]:
+        found = erase_files(self, *arguments)
+        LakeBatch.objects.filter(seq=None).update(seq=9)
+        return found
+
+    monkeypatch.setattr(LakeErasure, "_erase", erase_and_end)
+    assert "An export to the lake has begun" in erase_now(full).left[0]
 
 
 def test_a_damaged_file_stops_it(full: Lake) -> None:

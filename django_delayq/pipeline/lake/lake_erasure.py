@@ -26,6 +26,7 @@ from .row_hash import row_hash
 GRACE = 86_400.0
 #: Rows that are in memory at a time.
 ROWS = 20_000
+_BEGUN = "An export to the lake has begun and not ended: its rows may be older than this."
 #: How often it begins again when others commit meanwhile.
 TRIES = 5
 #: The columns that say whether a row is the person's.
@@ -65,22 +66,24 @@ class LakeErasure:
         database, LakeError when a file is not as its commit says, and LakeConflict when others
         commit again and again.
         """
+        # An export that has begun read its rows before they were erased in SQL, and may commit them
+        # at any time from now on. One that begins now reads what is left.
+        begun = self._ledger.batches.filter(seq=None).exists()
+        left = [_BEGUN] if begun else []
         if dry_run:
             self._ledger.check()
             held = [ids for file in self._lake.files() if (ids := self._owned(file, person))]
             found = [pk for ids in held for pk in ids]
         else:
-            for left in reversed(range(TRIES)):
+            for more in reversed(range(TRIES)):
                 try:
                     found = self._erase(person, delete)
                     break
                 except LakeConflict:
-                    if not left:
+                    if not more:
                         raise
             self._lake.sweep(GRACE)
-        return LakeErased(
-            len(found), [str(pk) for pk in found[:SAMPLE]], self._left(), self._notes()
-        )
+        return LakeErased(len(found), [str(pk) for pk in found[:SAMPLE]], left, self._notes())
 
     def _erase(self, person: Person, delete: bool) -> list[int]:
         commits = self._ledger.catch_up()
@@ -198,12 +201,6 @@ class LakeErasure:
                     yield batch.select(schema.names).cast(schema)
         except (OSError, pa.ArrowInvalid) as error:
             raise LakeError(f"{path} cannot be read: {error}. Nothing is erased.") from error
-
-    def _left(self) -> list[str]:
-        """An export that read its rows before they were erased may commit them afterwards."""
-        if not self._ledger.batches.filter(seq=None).exists():
-            return []
-        return ["An export to the lake has begun and not ended: its rows may be older than this."]
 
     def _notes(self) -> list[str]:
         old = len([*self._lake.replaced(0)])
