@@ -68,8 +68,8 @@ class Place:
     """What was found in one place."""
 
     name: str
-    """queue, ended (in a dry run), outbox, archive, unarchivable, texts or lake. A message may be in
-    several: one that is cancelled also becomes a row of the archive."""
+    """queue, ended (in a dry run), outbox, archive, unarchivable, texts or lake. A message may be
+    in several: one that is cancelled also becomes a row of the archive."""
     count: int = 0
     """Messages, rows or texts that are erased; in a dry run, that would be."""
     sample: list[str] = field(default_factory=list)
