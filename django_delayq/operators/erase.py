@@ -38,7 +38,6 @@ from ..models import (
     OutboxMessage,
     UnarchivableEntry,
 )
-from ..outbox import relay
 from ..outbox.outbox import record_of
 from ..store import finished, get_store
 from ..store.keys import Partition
@@ -228,8 +227,6 @@ class _Erasure:
         for row in self._outbox():
             found = True
             self._take_back_row(row)
-        if "outbox" in self._waits_for:
-            relay.before_claims(PACE)
         for rows in owned_rows(self._person, after, list(self._lives)):
             found = True
             self._erase_rows(rows)
@@ -249,7 +246,7 @@ class _Erasure:
             self._meet("queue", life, f"{life.id.hex()} {task}")
 
     def _take_back_row(self, row: OutboxMessage) -> None:
-        """The archiver, or the relay, removes a row that Redis knows."""
+        """The archiver removes a row that Redis knows."""
         with suppress(NotWaiting):
             changes.cancel(row.topic, None, row.message_id, _AT_ONCE)
         self._meet("outbox", row.pk, row.message_id.hex)
@@ -413,7 +410,7 @@ class _Erasure:
 _LEFT = {
     "running": "{} messages run. They can be erased when they have ended.",
     "ended": "{} messages have ended and are not archived yet.",
-    "outbox": "{} rows of the outbox wait until Redis or the archiver has heard of the cancel.",
+    "outbox": "{} rows of the outbox wait until their messages are archived.",
     "needed": "{} rows of exactly_once tasks stay until their messages have left Redis.",
     "bulk": "{} bulk operations that have not ended name the person.",
     "coming": "Messages of the person kept coming in {} passes.",

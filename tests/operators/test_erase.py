@@ -26,10 +26,12 @@ from django_delayq.models import (
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.operators.message_search import by_key
 from django_delayq.operators.replay import replay
+from django_delayq.store import get_store
 from django_delayq.store.store import RedisStore
 from tests.app.sql_tasks import count
 from tests.app.tasks import answer, close_order, record
 from tests.archive.test_unarchivable import aside
+from tests.faults import unreachable
 from tests.hands import (
     DAY,
     Hands,
@@ -198,6 +200,37 @@ def test_a_message_that_runs_is_erased_when_it_has_ended(hands: Hands) -> None:
     assert erase_now().complete
     assert traces(hands.store) == []
     assert sorted(row.state for row in rows()) == ["acked", "cancelled"]
+
+
+def test_what_follows_the_run_of_another_is_taken_back(hands: Hands) -> None:
+    record.using(key="one key").enqueue(OTTO)
+    (lease,) = hands.claim()
+    record.using(key="one key", on_duplicate="replace").enqueue(SECRET)
+    assert erase_now().complete
+    assert traces(hands.store) == []
+    hands.run(lease)
+    assert [row.state for row in hands.archive()] == ["cancelled", "acked"]
+
+
+def test_a_result_that_no_row_leads_to_is_removed(hands: Hands, settings: Any) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ARCHIVE": "none"}
+    silent = Hands(get_store())
+    answer.enqueue(SECRET)
+    (lease,) = silent.claim()
+    with meanwhile(lambda: erase(ANNA, wait=30)) as begin:
+        begin()
+        silent.run(lease)
+        assert traces(silent.store) != []
+    assert traces(silent.store) == []
+    assert rows() == []
+
+
+def test_a_cancel_that_redis_has_not_heard_of_is_no_obstacle(hands: Hands) -> None:
+    record.using(durable=True, delay=60, key="mail:anna").enqueue(SECRET)
+    with unreachable():
+        record.cancel(key="mail:anna")
+    assert erase_now().complete
+    assert (traces(hands.store), outbox()) == ([], [])
 
 
 def test_it_waits_for_a_message_that_runs(hands: Hands) -> None:
