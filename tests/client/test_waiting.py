@@ -269,13 +269,13 @@ def test_who_waits_for_a_message_that_is_replaced_gets_the_result_of_its_replace
 ) -> None:
     debounced = add.using(key="k", delay=0, on_duplicate="replace", durable=durable)
     waiting = Wait(debounced.enqueue(1, 1), 5)
-    assert waiting.look() is None
+    assert waiting.check() is None
     debounced.enqueue(2, 2)
     if not ended:
-        assert waiting.look() is None
+        assert waiting.check() is None
     hands.relay()
     hands.work()
-    end = waiting.look()
+    end = waiting.check()
     assert end is not None and waiting.end_of(end) == 4
 
 
