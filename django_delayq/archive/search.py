@@ -252,7 +252,7 @@ class _Times(_Walk):
             rows = rows.filter(Q(finished_at__lte=end) if self.upwards else Q(finished_at__gte=end))
         rows = rows.order_by(*self.order("finished_at", "pk"))
         if self.selection.argument:
-            argument = _ArgumentFilter(self.selection.argument, self.selection.value)
+            argument = ArgumentFilter(self.selection.argument, self.selection.value)
             rows = argument.narrowed(rows).only("pk", *self.columns, "body")
             candidates = list(rows[:CANDIDATES])
             found = [row for row in candidates if argument.is_in(row)][: size + 1]
@@ -376,7 +376,7 @@ def _edge_of(text: str | None, timed: bool) -> Edge | None:
 # Arguments
 
 
-class _ArgumentFilter:
+class ArgumentFilter:
     """The name of an argument and the value that it must have: as JSON, or as a plain word.
 
     `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
@@ -410,10 +410,14 @@ class _ArgumentFilter:
             args, kwargs = body["args"], body["kwargs"]
         except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
             return False
+        return self.fits(row.task, args, kwargs)
+
+    def fits(self, task: str, args: Any, kwargs: Any) -> bool:
+        """The same for the arguments of a message."""
         names: list[str] = []
-        if row.task in registry.by_name:
+        if task in registry.by_name:
             # By the task's signature of today. An argument that it has no name for is left out.
-            parameters = registry.by_name[row.task].definition.signature.parameters.values()
+            parameters = registry.by_name[task].definition.signature.parameters.values()
             plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
             names = [parameter.name for parameter in parameters if parameter.kind in plain]
         found: Any = {"args": args, **dict(zip(names, args, strict=False)), **kwargs}

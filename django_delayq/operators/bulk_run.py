@@ -95,6 +95,12 @@ class BulkRun:
         self.write()
         self._rest(FULL_STREAM_PAUSE)
 
+    def await_archiver(self, topic: str) -> None:
+        """Pause until the archiver has caught up: a full stream would hold the topic. Raises
+        Stopped."""
+        while topics.topic_stats(topic).finished > get_settings().finished_limit // 2:
+            self.wait()
+
     def enter(self, count: int, position: int, skipped: Counter[str]) -> None:
         """Before the commit: `count` more messages are changed, and all rows up to `position` are
         dealt with."""
@@ -154,8 +160,8 @@ class BulkRun:
 
 
 def run_stored(run: BulkRun) -> None:
-    """Run an operation that a page has ordered, or go on where another worker has left it. Raises
-    Stopped, and InvalidMessage for what this version does not know."""
+    """Run an operation on dead letters, or a purge, that a page has ordered, or go on where another
+    worker has left it. Raises Stopped, and InvalidMessage for what this version does not know."""
     operation = run.operation
     if operation.kind not in BulkKind.values:
         raise InvalidMessage(f"This version does not know the bulk operation {operation.kind!r}.")
@@ -281,7 +287,7 @@ def _purge(run: BulkRun) -> None:
     """Cancel as many messages as waited in the topic, in Redis and in the outbox, when the first
     worker took the operation: those that are due first. A kill between a batch of 500 and its count
     leaves that batch uncounted."""
-    operation, settings = run.operation, get_settings()
+    operation = run.operation
     topic = Selection.decode(operation.selection).topic
     if operation.total is None:
         waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
@@ -292,8 +298,7 @@ def _purge(run: BulkRun) -> None:
         for count in topics.purge_batches(topic, operation.reason[:200], left):
             run.purged(count)
             run.rest()
-            while topics.topic_stats(topic).finished > settings.finished_limit // 2:
-                run.wait()  # for the archiver: a full stream would hold the topic
+            run.await_archiver(topic)
             run.write()  # before the next batch: the operation may be cancelled, or another's
     run.close(Counter())
 
