@@ -300,7 +300,7 @@ class Mover:
         there."""
         as_id = self.id_there(found.id, key)
         target = self._store.partitions.place(self._to, as_id, True), as_id
-        stamp_us = stamp_us_of(found.record)
+        stamp_us = stamp_us_of(found.record) or 0
         rows = OutboxMessage.objects.filter(message_id=UUID(bytes=as_id))
         if rows.exclude(topic=self._topic, enqueued_at_us=stamp_us).exists():
             return False

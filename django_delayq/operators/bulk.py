@@ -35,7 +35,7 @@ PERMISSIONS = {
     BulkKind.MOVE: "cancel_message",
 }
 #: What is done to dead letters, or to all that waits in a topic. For others see waiting_orders.py.
-DEAD_LETTER_KINDS = [kind for kind in BulkKind if not kind.is_of_waiting]
+DEAD_LETTER_KINDS = (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
 #: Messages are counted up to this number. For more, the operator has to type a word.
 MANY = 10_000
 #: The word to type when the operation is about more than one topic.

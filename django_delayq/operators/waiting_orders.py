@@ -43,7 +43,7 @@ SAMPLE = 10
 class WaitingChange:
     """What is done to waiting messages. Raises InvalidMessage and UnknownTopic."""
 
-    kind: BulkKind
+    kind: str
     """cancel, shift, run now or move."""
     by: timedelta = timedelta()
     """Of a shift: so much later, or, when it is negative, earlier; up to ten years. A message does
@@ -52,8 +52,11 @@ class WaitingChange:
     """Of a move: a topic that a task or DELAYQ["TOPICS"] declares."""
 
     def __post_init__(self) -> None:
-        if not self.kind.is_of_waiting:
-            raise InvalidMessage(f"{self.kind} is not for waiting messages.")
+        if self.kind not in BulkKind.values or not BulkKind(self.kind).is_of_waiting:
+            raise InvalidMessage(
+                f"{self.kind!r} is not an operation on waiting messages: use cancel, shift, "
+                "run now or move."
+            )
         if (self.kind == BulkKind.SHIFT) != bool(self.by):
             raise InvalidMessage("A shift, and nothing else, needs by: how much later or earlier.")
         if abs(self.by) > timedelta(milliseconds=MAX_DELAY_MS):
@@ -128,7 +131,7 @@ def start_waiting(  # noqa: PLR0913 - keyword-only, and an operator may give eac
     again. `asked`: for order_alive(). Raises NotPermitted, InvalidMessage, UnknownTopic and
     StoreUnavailable.
     """
-    require(user, "bulk_operate", PERMISSIONS[change.kind])
+    require(user, "bulk_operate", PERMISSIONS[BulkKind(change.kind)])
     check_selection(user, selection)
     if change.to and change.to == selection.topic:
         raise InvalidMessage("A message is moved to another topic.")
@@ -159,6 +162,7 @@ def order_alive(change: WaitingChange, asked: str) -> BulkOperation | None:
         in_place=False,
         status__in=(BulkStatus.WAITING, BulkStatus.RUNNING),
     )
+    operation: BulkOperation
     for operation in alive.order_by("pk"):
         options = decoded(operation.options)
         same = (options.get("asked"), options.get("by", 0.0), options.get("to", ""))
@@ -239,9 +243,7 @@ def change_waiting(  # noqa: PLR0913 - keyword-only, and each of them is what an
     Raises InvalidMessage (also when it failed or was cancelled), UnknownTopic, StoreUnavailable.
     Call it outside a transaction.
     """
-    if kind not in BulkKind.values:
-        raise InvalidMessage(f"{kind!r} is not an operation: cancel, shift, run now or move.")
-    change = WaitingChange(kind=BulkKind(kind), by=by, to=to)
+    change = WaitingChange(kind=kind, by=by, to=to)
     check_not_in_transaction()
     operation = start_waiting(_Code(operator), change, selection, reason=reason, dry_run=dry_run)
     ended = run_to_end(operation)
