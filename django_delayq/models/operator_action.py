@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.conf import get_settings
 from ..core.exceptions import OutcomeUnknown
+from ..core.times import shown_instant
 from .manager import DelayQManager
 
 
@@ -150,6 +151,16 @@ class BulkMessage(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task} {self.message_id.hex}"
+
+    @property
+    def due_at(self) -> datetime:
+        """due_at_ms as an instant."""
+        return shown_instant(self.due_at_ms)
+
+    @property
+    def new_due_at(self) -> datetime:
+        """to_due_at_ms as an instant."""
+        return shown_instant(self.to_due_at_ms)
 
 
 class OperatorAction(models.Model):

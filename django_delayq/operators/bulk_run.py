@@ -34,6 +34,7 @@ from ..models import (
     OutboxMessage,
     OutboxStatus,
 )
+from ..outbox.existing import check_existing
 from .replayer import Edit, Replayer
 from .walk import PAGE, Walk
 
@@ -208,17 +209,12 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
     if not fields:
         words = [_in_words(rows), "force" if force else "", f"limit {limit:,}" if limit else ""]
         fields = {"selection": ", ".join(filter(None, words))}
-    now = timezone.now()
     operation = BulkOperation(
         kind=kind,
-        in_place=True,
         selection=fields["selection"][:2_000],
         options=json.dumps({"delay": delay_ms / 1000, "rate": rate}),
         cutoff=walk.last,
-        status=BulkStatus.RUNNING,
-        worker=f"{socket.gethostname()}:{os.getpid()}"[:200],
-        started_at=now,
-        alive_at=now,
+        **_begun_here(),
     )
     action = order(operation, by, reason, **fields)
     assert action is not None
@@ -240,6 +236,40 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
         raise
     action.refresh_from_db(using=run.alias, fields=["finished_at"])
     return so_far()
+
+
+def purge_in_place(topic: str, reason: str) -> int:
+    """Order a purge, and run it here. Returns how many messages it has cancelled."""
+    operation = BulkOperation(
+        kind=BulkKind.PURGE,
+        selection=Selection(topic=check_existing(topic)).encode(),
+        **_begun_here(),
+    )
+    order(operation, "", reason.replace("\0", " "), topic=topic)
+    run, done = BulkRun(operation), 0
+    try:
+        for count in topics.purge_batches(topic, reason):
+            run.purged(count)
+            done += count
+            run.write()
+    except BaseException as error:
+        run.fail(error)
+        raise
+    run.counted(done)
+    run.close(Counter())
+    return done
+
+
+def _begun_here() -> dict[str, Any]:
+    """Fields of an operation that this process orders and runs."""
+    now = timezone.now()
+    return {
+        "in_place": True,
+        "status": BulkStatus.RUNNING,
+        "worker": f"{socket.gethostname()}:{os.getpid()}"[:200],
+        "started_at": now,
+        "alive_at": now,
+    }
 
 
 def order(operation: BulkOperation, by: str, reason: str, **fields: Any) -> OperatorAction | None:

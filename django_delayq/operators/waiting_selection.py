@@ -54,6 +54,8 @@ class WaitingSelection(
     def __post_init__(self) -> None:
         if self.key_prefix:
             check_key(self.key_prefix)
+        if any("\0" in part for part in (self.topic, self.task, self.argument, self.value)):
+            raise InvalidMessage("A name or a value cannot contain the character 0.")
         if self.value and not self.argument:
             raise InvalidMessage("value needs the name of the argument.")
         if self.since and self.until and aware(self.since) >= aware(self.until):
