@@ -50,7 +50,7 @@ class InRedis(NamedTuple):
     found: Found
 
 
-class Batch:
+class WaitingBatch:
     """Up to 500 messages, and what becomes of each. This class only looks."""
 
     #: Whether the due time has to be the one that was found.
@@ -188,7 +188,7 @@ class Batch:
         return kept
 
 
-class Cancelling(Batch):
+class Cancelling(WaitingBatch):
     """Cancels them, for a reason; what was enqueued after `before_us` stays."""
 
     def __init__(
@@ -232,7 +232,7 @@ class Cancelling(Batch):
         return end is None or end.row.state == Final.CANCELLED
 
 
-class Shifting(Batch):
+class Shifting(WaitingBatch):
     """Gives each its new due time."""
 
     moves_due = True
@@ -277,7 +277,7 @@ class Shifting(Batch):
         return message.to_due_at_ms <= get_store().now_us() // 1000 < message.due_at_ms
 
 
-class Moving(Batch):
+class Moving(WaitingBatch):
     """Moves them to another topic, by the mover of the topic that they leave. Somebody has to
     acquire the movers."""
 
@@ -328,7 +328,7 @@ class Moving(Batch):
         return self.movers[message.topic].has_arrived(message)
 
 
-def _report(signal: Signal, batch: Batch, reason: str = "") -> None:
+def _report(signal: Signal, batch: WaitingBatch, reason: str = "") -> None:
     by_topic: dict[str, list[Event]] = defaultdict(list)
     for message in batch.changed():
         if message in batch.alone:  # announced already

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from ..client.moving import Mover
-from ..client.waiting_changes import Batch, Cancelling, Moving, Shifting
+from ..client.waiting_changes import Cancelling, Moving, Shifting, WaitingBatch
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS, epoch_us
 from ..models import BulkKind, BulkMessage, BulkOperation
@@ -159,7 +159,7 @@ def _deal_with(
 
 def _batch_of(
     operation: BulkOperation, selection: WaitingSelection, messages: Sequence[BulkMessage]
-) -> Batch:
+) -> WaitingBatch:
     meant = [message for message in messages if not message.skipped]
     in_doubt = operation.reached >= messages[-1].pk
     if operation.kind == BulkKind.MOVE:
@@ -172,7 +172,7 @@ def _batch_of(
     return Shifting(meant, selection.fits, in_doubt=in_doubt)
 
 
-def _change(run: BulkRun, batch: Batch) -> None:
+def _change(run: BulkRun, batch: WaitingBatch) -> None:
     """Change what waits in Redis. Raises Stopped."""
     acquired: list[Mover] = []
     try:

@@ -189,12 +189,17 @@ def run_to_end(
             look()
             if not progress(operation).is_alive:
                 return operation
-            Event().wait(LOOK_AGAIN)
+            look_again()
     except KeyboardInterrupt:
         BulkOperation.objects.filter(pk=operation.pk, worker=runner.worker).update(
             status=BulkStatus.WAITING, worker="", alive_at=None
         )
         raise
+
+
+def look_again() -> None:
+    """Pause until the next look at an operation that another process runs."""
+    Event().wait(LOOK_AGAIN)
 
 
 class _Code:

@@ -78,7 +78,7 @@ class WaitingFilters(forms.Form):
         return given
 
 
-def query_of(selection: WaitingSelection) -> str:
+def waiting_query(selection: WaitingSelection) -> str:
     """The address's parameters that mean this selection."""
     zone = timezone.get_default_timezone()
 
@@ -132,7 +132,7 @@ class WaitingChangeForm(forms.Form):
         data: QueryDict | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        given = {"query": query_of(selection), "token": uuid4().hex, **(initial or {})}
+        given = {"query": waiting_query(selection), "token": uuid4().hex, **(initial or {})}
         super().__init__(data, initial=given, label_suffix="")
         topics = sorted(registry.known_topics() - {selection.topic})
         self.fields["to"].choices = [  # type: ignore[attr-defined]

@@ -87,7 +87,7 @@ def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpRespons
     again, options = "", decoded(operation.options)
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
         given = waiting_form.initial_of(operation.kind, options)
-        query = waiting_form.query_of(WaitingSelection.decode(operation.selection))
+        query = waiting_form.waiting_query(WaitingSelection.decode(operation.selection))
         again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
     dealt_with = operation.messages.filter(pk__lte=operation.position).order_by("pk")
     return _progress_page(

@@ -20,9 +20,9 @@ from ...models import BulkKind
 from ...operators import operations
 from ...operators.waiting_orders import WaitingChange, WaitingSelection
 from ...worker.process.runner import ExitCode
+from ..changing import WaitingVerb, add_dry_run
 from ..cli import Answer, ShellUser, add_record
 from ..targets import add_filters, add_one, add_topic, one_target, selection_of
-from ..waiting import WaitingVerb, add_dry_run
 
 
 class Command(WaitingVerb):

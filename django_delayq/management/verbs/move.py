@@ -26,9 +26,9 @@ from ...operators.waiting_orders import WaitingChange
 from ...outbox.listing import CAP, count_outbox
 from ...tasks.registry import check_topic
 from ...worker.process.runner import ExitCode
+from ..changing import WaitingVerb, add_dry_run
 from ..cli import Answer, ShellUser, add_record
 from ..targets import add_filters, add_topic, selection_of
-from ..waiting import WaitingVerb, add_dry_run
 
 
 class Command(WaitingVerb):

@@ -22,6 +22,7 @@ from ...models import BulkKind
 from ...operators import operations
 from ...operators.waiting_orders import WaitingChange
 from ...worker.process.runner import ExitCode
+from ..changing import WaitingVerb, add_dry_run
 from ..cli import (
     DURATIONS,
     Answer,
@@ -32,7 +33,6 @@ from ..cli import (
     parse_duration,
 )
 from ..targets import add_filters, add_one, add_topic, one_target
-from ..waiting import WaitingVerb, add_dry_run
 
 
 class Command(WaitingVerb):
