@@ -155,7 +155,7 @@ class WaitingChangeForm(forms.Form):
             self.add_error("to", _("Choose the other topic."))
         if not self.dry_run and not given.get("reason"):
             self.add_error("reason", _("Write a reason for those who look at it later."))
-        if not self.dry_run and self.word_asked and given.get("word") != self.word:
+        if not self.dry_run and self.word_asked and given.get("word") != self.word_asked:
             self.add_error(
                 "word",
                 _("Type “%(word)s” here to confirm: the operation changes many messages.")

@@ -14,7 +14,7 @@ from ..site import register_page, show
 ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule",
     "edit", "schedule",
-    "quiet", "unquiet", "cancel bulk", "move", "archive again",
+    "quiet", "unquiet", "cancel bulk", "move", "shift", "archive again",
 )  # fmt: skip
 
 
