@@ -300,6 +300,11 @@ class Moving(WaitingBatch):
         for message, found in waiting:
             if not self.movers[message.topic].is_free(found, message.key or None):
                 self.skipped[message.pk] = KEY_LIVE
+        for message in self.alone:
+            # The row would leave a message behind that Redis may still have.
+            if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
+                self.skipped[message.pk] = UNSETTLED
+        self.alone = [message for message in self.alone if message.pk not in self.skipped]
         self.in_redis = [one for one in self.in_redis if one.message.pk not in self.skipped]
         self.in_outbox = [one for one in self.in_outbox if one[0].pk not in self.skipped]
 
@@ -314,12 +319,12 @@ class Moving(WaitingBatch):
                     self.skipped[one.message.pk] = word
 
     def change_rows(self) -> None:
-        """Move what only the outbox has."""
+        """Move what only the outbox has, and what Redis has lost."""
         for message in [*(message for message, _ in self.in_outbox), *self.alone]:
             mover = self.movers[message.topic]
             word = mover.move_row(message.message_id, message.enqueued_at_us)
             if word is None and not (self.in_doubt and self.is_done(message)):
-                self.skipped[message.pk] = UNSETTLED
+                self.skipped[message.pk] = ENDED
             elif word:
                 self.skipped[message.pk] = KEY_LIVE
 

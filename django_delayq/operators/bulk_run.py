@@ -69,7 +69,7 @@ class BulkRun:
     def __init__(
         self,
         operation: BulkOperation,
-        rest: Callable[[float], object] = lambda seconds: None,
+        rest: Callable[..., object] = lambda seconds, least=0.0: None,
     ) -> None:
         self.operation = operation
         self.alias = get_settings().database
@@ -77,6 +77,8 @@ class BulkRun:
         self._ours = BulkOperation.objects.filter(
             pk=operation.pk, status=BulkStatus.RUNNING, worker=operation.worker
         )
+        # Somebody may have cancelled it. Who takes it over writes another name.
+        self._in_hand = BulkOperation.objects.filter(pk=operation.pk, worker=operation.worker)
         self._rest = rest
         self._began_at = time.monotonic()
         self._skipped_before = Counter(decoded(operation.skipped))
@@ -94,7 +96,7 @@ class BulkRun:
     def wait(self) -> None:
         """Pause until another process has done something. Raises Stopped."""
         self.write()
-        self._rest(FULL_STREAM_PAUSE)
+        self._rest(0.0, least=FULL_STREAM_PAUSE)
 
     def await_archiver(self, topic: str) -> None:
         """Pause until the archiver has caught up: a full stream would hold the topic. Raises
@@ -102,16 +104,29 @@ class BulkRun:
         while topics.topic_stats(topic).finished > get_settings().finished_limit // 2:
             self.wait()
 
-    def enter(self, count: int, position: int, skipped: Counter[str]) -> None:
+    def hold(self) -> None:
+        """Begin a transaction that notes what Redis has done already. Raises Stopped when another
+        process has taken over."""
+        if not self._in_hand.update(alive_at=timezone.now()):
+            raise Stopped
+
+    def enter(
+        self, count: int, position: int, skipped: Counter[str], *, is_done: bool = False
+    ) -> None:
         """Before the commit: `count` more messages are changed, and all rows up to `position` are
-        dealt with."""
+        dealt with. `is_done`: also when the operation was cancelled, because Redis has changed
+        them."""
         if self._action:
             self._action.add(count)
-        self.write(
-            count=F("count") + count,
-            position=position,
-            skipped=json.dumps(self._skipped_before + skipped),
-        )
+        changes = {
+            "count": F("count") + count,
+            "position": position,
+            "skipped": json.dumps(self._skipped_before + skipped),
+        }
+        if is_done:
+            self._in_hand.update(**changes)
+        else:
+            self.write(**changes)
 
     def purged(self, count: int) -> None:
         """Count messages that Redis has ended, also when the operation is cancelled."""

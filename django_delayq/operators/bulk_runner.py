@@ -124,14 +124,16 @@ class BulkRunner(Service):
                 logger.exception("bulk operation %d failed", operation.pk)
             run.fail(error)
 
-    def _rest(self, seconds: float) -> None:
-        """After a batch that took so long. Raises Stopped when this process ends."""
+    def _rest(self, seconds: float, *, least: float = 0.0) -> None:
+        """After a batch that took so long, at least so long. Raises Stopped when this process
+        ends."""
         if self._report:
             self._report()
         # Where one writer locks out all others (SQLite), they get as much time as the batch took.
         alone = not connections[get_settings().database].features.has_select_for_update
         rest = REST if self._tasks_run() else 1.0 if alone else 0.0
-        if rest and not self.stopping:
-            self.sleeper.wait(min(LONGEST_REST, seconds * rest))
+        pause = max(least, min(LONGEST_REST, seconds * rest))
+        if pause and not self.stopping:
+            self.sleeper.wait(pause)
         if self.stopping:
             raise Stopped

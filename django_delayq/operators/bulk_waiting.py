@@ -71,6 +71,8 @@ def _list_messages(run: BulkRun, selection: WaitingSelection) -> None:
                 for message in page.messages
                 if epoch_us(message.enqueued_at) <= operation.cutoff
             ]
+            if not rows and page.cursor is None:
+                continue  # there may be thousands of empty topics
             with transaction.atomic(using=run.alias):
                 run.write(cursor=json.dumps({"topic": topic, "place": place, "after": page.cursor}))
                 # The relay may have sent a message between both places: it is listed once.
@@ -80,7 +82,7 @@ def _list_messages(run: BulkRun, selection: WaitingSelection) -> None:
 
 
 def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
-    due_ms, now_ms = epoch_us(message.due_at) // 1000, operation.cutoff // 1000
+    due_ms, now_ms = epoch_us(message.due_at) // 1000, -(-operation.cutoff // 1000)
     to_ms, skipped = due_ms, ""
     if operation.kind == BulkKind.RUN_NOW:
         to_ms = now_ms
@@ -140,7 +142,7 @@ def _deal_with(
     with transaction.atomic(using=run.alias):
         # A write comes first: on SQLite, which has no row locks, a transaction that reads first may
         # not write afterwards.
-        run.write()
+        run.hold()
         if not operation.dry_run:
             batch.change_rows()
         for why in set(batch.skipped.values()):
@@ -148,7 +150,7 @@ def _deal_with(
             BulkMessage.objects.filter(pk__in=pks).update(skipped=why)
         skipped.update(batch.skipped.values())
         skipped.update(message.skipped for message in messages if message.skipped)
-        run.enter(len(batch.changed()), last, skipped)
+        run.enter(len(batch.changed()), last, skipped, is_done=True)
     operation.position = last
     if not operation.dry_run:
         batch.announce()

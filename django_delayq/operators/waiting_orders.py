@@ -24,6 +24,7 @@ from ..core.message import Message
 from ..core.times import MAX_DELAY_MS
 from ..models import BulkKind, BulkOperation, BulkStatus
 from ..store import get_store
+from ..store.client import BATCH
 from ..tasks.registry import check_topic
 from .bulk import MANY, PERMISSIONS, order_once, progress
 from .bulk_run import decoded
@@ -95,7 +96,7 @@ def preview_waiting(user: User, selection: WaitingSelection) -> WaitingPreview:
     for page in found:
         count += len(page.messages)
         sample += islice(page.messages, SAMPLE - len(sample))
-        read += 500 if page.cursor else 0
+        read += BATCH if page.cursor else 10  # there may be thousands of empty topics
         if read >= MANY:
             more = True
             break

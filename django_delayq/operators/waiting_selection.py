@@ -104,12 +104,12 @@ class WaitingSelection(
             raise InvalidMessage(f"{text!r:.200} is not a selection: {error}") from error
 
     def in_words(self) -> str:
-        """One line for people."""
+        """One line for people, also for those who may not see arguments."""
         named = {"topic": self.topic, "task": self.task, "key prefix": self.key_prefix}
         words = [f"{name} {value}" for name, value in named.items() if value]
         words += [f"due since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
         words += [f"due before {self.until.isoformat(' ', 'seconds')}"] if self.until else []
-        words += [f"{self.argument} = {self.value}"] if self.argument else []
+        words += [f"argument {self.argument} = …"] if self.argument else []
         return ", ".join(words) or "everything"
 
 

@@ -20,7 +20,7 @@ from django_delayq.models import (
     OperatorAction,
     OutboxMessage,
 )
-from django_delayq.operators import bulk, bulk_waiting, waiting_orders
+from django_delayq.operators import bulk, bulk_run, bulk_waiting, waiting_orders
 from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.waiting_orders import WaitingChange, change_waiting, start_waiting
@@ -33,6 +33,8 @@ from tests.hands import DAY, ORDERS, Hands, apart, together
 pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True)]
 
 DEFAULT = WaitingSelection(topic="default")
+#: Seconds within the horizon: a durable message is in the outbox and in Redis.
+NEAR = 1_800
 
 
 @pytest.fixture(autouse=True)
@@ -104,16 +106,19 @@ def parameters() -> Any:
 
 
 @pytest.mark.parametrize("hours", [2, -2])
-@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(
+    ("durable", "delay"), [(False, DAY), (True, DAY), (True, NEAR)], ids=["redis", "outbox", "both"]
+)
 def test_a_shift_moves_each_due_time_by_the_same(
-    runner: BulkRunner, hands: Hands, hours: int, durable: bool
+    runner: BulkRunner, hands: Hands, hours: float, durable: bool, delay: float
 ) -> None:
-    enqueue(durable=durable)
+    hours = hours if delay == DAY else hours / 8
+    enqueue(durable=durable, delay=delay)
     before = dues()
     operation = ordered("shift", by=timedelta(hours=hours))
     runner.run_once()
     assert end(operation) == ("done", 35, 35, {})
-    assert dues() == {name: due + hours * 3_600_000 for name, due in before.items()}
+    assert dues() == {name: due + round(hours * 3_600_000) for name, due in before.items()}
     kept = OutboxMessage.objects.values_list("due_at_ms", flat=True)
     assert sorted(kept) == (sorted(dues().values()) if durable else [])
 
@@ -184,7 +189,7 @@ def test_a_dry_run_makes_the_same_checks_and_changes_nothing(
 
 def test_messages_of_the_outbox_are_cancelled_too(hands: Hands, runner: BulkRunner) -> None:
     enqueue(12, delay=300 * DAY, durable=True)
-    enqueue(12, durable=True)
+    enqueue(12, delay=NEAR, durable=True)
     operation = ordered("cancel")
     runner.run_once()
     assert end(operation) == ("done", 24, 24, {})
@@ -313,7 +318,7 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
 ) -> None:
     owner, name, after, time = STEPS[step]
     enqueue(15)
-    enqueue(10, durable=True)
+    enqueue(10, delay=NEAR, durable=True)
     enqueue(10, delay=300 * DAY, durable=True)
     before = dues()
     change = {"shift": {"by": timedelta(hours=1)}, "move": {"to": "orders"}}.get(kind, {})
@@ -329,9 +334,11 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
         hands.archive()
         assert ArchivedMessage.objects.filter(state="cancelled").count() == 35
     elif kind == "shift":
+        kept = set(OutboxMessage.objects.values_list("due_at_ms", flat=True))
+        assert len(kept) == 20 and kept < set(dues().values())
         assert dues() == {name: due + 3_600_000 for name, due in before.items()}
     elif kind == "run now":
-        assert set(dues().values()) == {operation.cutoff // 1000}
+        assert set(dues().values()) == {-(-operation.cutoff // 1000)}
     else:
         assert dues() == {}
         assert sorted(dues("orders").values()) == sorted(before.values())
@@ -387,13 +394,56 @@ def test_a_cancelled_operation_stops(hands: Hands, runner: BulkRunner) -> None:
     assert len(dues()) == 35 - count > 0
 
 
-def test_a_move_waits_for_another_move_of_the_topic(hands: Hands, runner: BulkRunner) -> None:
+def test_what_redis_has_done_is_counted_when_it_is_cancelled_in_between(
+    hands: Hands, runner: BulkRunner
+) -> None:
+    enqueue()
+    enqueue(5, delay=300 * DAY, durable=True)
+    operation = ordered("cancel")
+
+    def stop() -> None:
+        apart(lambda: bulk.cancel(OPERATOR, operation.pk))
+
+    with at(waiting_changes.Cancelling, "change_in_redis", stop, after=True):
+        runner.run_once()
+    status, _, count, _ = end(operation)
+    assert (status, count, len(dues())) == ("cancelled", 20, 20)
+
+
+def test_a_runner_that_waits_does_not_spin(hands: Hands, runner: BulkRunner) -> None:
+    with at(type(runner.sleeper), "wait", lambda: None, time=1):
+        runner._rest(0.0, least=0.01)
+
+
+def test_a_durable_message_that_redis_has_yet_to_hear_of_is_not_moved(
+    hands: Hands, runner: BulkRunner
+) -> None:
+    enqueue(3, delay=NEAR, durable=True)
+    operation, dry = ordered("move", to="orders"), ordered("move", to="orders", dry_run=True)
+    pk = OutboxMessage.objects.order_by("pk").values_list("pk", flat=True)[0]
+
+    def unsettle() -> None:
+        OutboxMessage.objects.filter(pk=pk).update(status="moved", relay_at_ms=2**60)
+
+    with meanwhile(unsettle):
+        runner.run_once()
+    runner.run_once()
+    assert end(operation) == ("done", 3, 2, {"Redis has yet to hear of a change": 1})
+    assert end(dry) == ("done", 1, 0, {"Redis has yet to hear of a change": 1})
+
+
+def test_a_move_waits_for_another_move_of_the_topic(
+    hands: Hands, runner: BulkRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enqueue(3)
     hands.store.workers.acquire_lock("move:default", 60_000)
     operation = ordered("move", to="orders")
-    release = lambda: hands.store.workers.release_lock("move:default")  # noqa: E731
+    monkeypatch.setattr(bulk_run, "FULL_STREAM_PAUSE", 0.01)
+
+    def release() -> None:
+        hands.store.workers.release_lock("move:default")
+
     with at(BulkRun, "wait", release, time=1):
-        runner.sleeper.stop() if hasattr(runner.sleeper, "stop") else None
         runner.run_once()
     assert end(operation) == ("done", 3, 3, {})
     assert len(hands.store.queries.find(ORDERS, [bytes.fromhex(i) for i in dues("orders")])) == 3

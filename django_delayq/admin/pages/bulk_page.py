@@ -27,7 +27,7 @@ from ..forms import waiting_form
 from ..forms.archive_form import query_of, selection_from
 from ..forms.bulk_form import BulkForm
 from ..keyset import newest_first
-from ..site import back, register_action, register_page, show, url
+from ..site import back, may, register_action, register_page, show, url
 
 #: Of the file of a list of waiting messages.
 CSV_COLUMNS = ("message_id", "topic", "task", "key", "due_at", "new_due_at", "skipped")
@@ -87,8 +87,10 @@ def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpRespons
     again, options = "", decoded(operation.options)
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
         given = waiting_form.initial_of(operation.kind, options)
-        query = waiting_form.waiting_query(WaitingSelection.decode(operation.selection))
-        again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
+        selection = WaitingSelection.decode(operation.selection)
+        if not selection.argument or may(request, "view_payload"):
+            query = waiting_form.waiting_query(selection)
+            again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
     dealt_with = operation.messages.filter(pk__lte=operation.position).order_by("pk")
     return _progress_page(
         request,
