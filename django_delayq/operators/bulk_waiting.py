@@ -84,15 +84,14 @@ def _list_messages(run: BulkRun, selection: WaitingSelection) -> None:
 def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
     due_ms, now_ms = epoch_us(message.due_at) // 1000, -(-operation.cutoff // 1000)
     to_ms, skipped = due_ms, ""
-    if operation.kind == BulkKind.RUN_NOW:
-        to_ms = now_ms
-    elif operation.kind == BulkKind.SHIFT:
-        by_ms = round(decoded(operation.options)["by"] * 1000)
-        to_ms = due_ms + by_ms if by_ms > 0 else max(due_ms + by_ms, now_ms)
-    if to_ms != due_ms and due_ms <= now_ms and to_ms <= max(due_ms, now_ms):
-        to_ms, skipped = due_ms, DUE_ALREADY
-    elif to_ms > now_ms + MAX_DELAY_MS and to_ms > due_ms:
-        to_ms, skipped = due_ms, TOO_FAR
+    if operation.kind in (BulkKind.SHIFT, BulkKind.RUN_NOW):
+        by_ms = round(decoded(operation.options).get("by", 0.0) * 1000)
+        if by_ms > 0:
+            to_ms = due_ms + by_ms
+            skipped = TOO_FAR if to_ms > now_ms + MAX_DELAY_MS else ""
+        else:
+            to_ms = now_ms if operation.kind == BulkKind.RUN_NOW else max(due_ms + by_ms, now_ms)
+            skipped = DUE_ALREADY if due_ms <= now_ms else ""
     return BulkMessage(
         operation=operation,
         topic=message.topic,
@@ -101,7 +100,7 @@ def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
         task=message.task[:200],
         key=message.key or "",
         due_at_ms=due_ms,
-        to_due_at_ms=to_ms,
+        to_due_at_ms=due_ms if skipped else to_ms,
         skipped=skipped,
     )
 

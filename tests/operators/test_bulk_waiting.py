@@ -519,3 +519,13 @@ def test_a_preview_counts_up_to_a_bound(hands: Hands, monkeypatch: pytest.Monkey
     monkeypatch.setattr(waiting_orders, "MANY", 500)
     assert waiting_orders.preview_waiting(OPERATOR, DEFAULT).more
     assert found.sample[0].state == State.DELAYED
+
+
+def test_no_message_becomes_due_after_more_than_ten_years(runner: BulkRunner) -> None:
+    enqueue(1, delay=300 * DAY, durable=True)
+    enqueue(1)
+    before = dues()
+    operation = ordered("shift", by=timedelta(days=3660 - 200))
+    runner.run_once()
+    assert end(operation) == ("done", 2, 1, {"more than ten years ahead": 1})
+    assert len(set(before.items()) & set(dues().items())) == 1
