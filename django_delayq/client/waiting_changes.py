@@ -288,17 +288,20 @@ class Moving(WaitingBatch):
         movers: dict[str, Mover],
         *,
         in_doubt: bool = False,
+        is_dry_run: bool = False,
     ) -> None:
         super().__init__(messages, fits, in_doubt=in_doubt)
         self.movers = movers
+        self._is_dry_run = is_dry_run
 
     def look(self) -> None:
         """Also whether their ids are free there."""
         super().look()
-        waiting = [(message, found) for message, _, found in self.in_redis]
-        waiting += [(message, lookup.found_of(row)) for message, row in self.in_outbox]
-        for message, found in waiting:
-            if not self.movers[message.topic].is_free(found, message.key or None):
+        waiting = [(message, found, self._is_dry_run) for message, _, found in self.in_redis]
+        waiting += [(message, lookup.found_of(row), True) for message, row in self.in_outbox]
+        for message, found, asks in waiting:
+            mover = self.movers[message.topic]
+            if not mover.is_free(found, message.key or None, asks_redis=asks):
                 self.skipped[message.pk] = KEY_LIVE
         for message in self.alone:
             # The row would leave a message behind that Redis may still have.

@@ -166,7 +166,9 @@ def _batch_of(
     if operation.kind == BulkKind.MOVE:
         to = decoded(operation.options)["to"]
         movers = {topic: Mover(topic, to) for topic in {message.topic for message in meant}}
-        return Moving(meant, selection.fits, movers, in_doubt=in_doubt)
+        return Moving(
+            meant, selection.fits, movers, in_doubt=in_doubt, is_dry_run=operation.dry_run
+        )
     if operation.kind == BulkKind.CANCEL:
         reason = operation.reason or "cancelled"
         return Cancelling(meant, selection.fits, reason, operation.cutoff, in_doubt=in_doubt)
