@@ -41,8 +41,13 @@ class Command(WaitingVerb):
 
     def run(self, options: dict[str, Any]) -> Answer:
         """Cancel one message, or all that fit."""
-        target = one_target(options)
-        if target is not None:
+        if options["id"] is not None or options["key"] is not None:
+            target = one_target(options)
+            if options["dry_run"]:
+                raise CommandError(
+                    "--dry-run is for filters; `delayq get` shows one message.",
+                    returncode=ExitCode.CONFIGURATION,
+                )
             message_id = target.identity.hex()
             user = ShellUser(options["by"])
             operations.cancel(user, target.topic, message_id, reason=options["reason"])

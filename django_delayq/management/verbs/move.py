@@ -19,7 +19,6 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...client import topics
-from ...client.moving import Moved
 from ...models import BulkKind
 from ...operators import operations
 from ...operators.waiting_orders import WaitingChange
@@ -73,10 +72,11 @@ class Command(WaitingVerb):
             }
             return Answer(text=text, data=data)
 
-        def progress(moved: Moved) -> None:
-            self.progress(str(moved), moved.moved, waiting + outbox)
-
         done = operations.move(
-            ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
+            ShellUser(options["by"]),
+            topic,
+            to,
+            reason=options["reason"],
+            progress=lambda moved: self.progress(str(moved), moved.moved, waiting + outbox),
         )
         return Answer(text=str(done), data={"dry_run": False, **asdict(done)})

@@ -31,6 +31,7 @@ from ..cli import (
     in_time_zone,
     parse_due,
     parse_duration,
+    parse_from_now,
 )
 from ..targets import add_filters, add_one, add_topic, one_target
 
@@ -47,7 +48,11 @@ class Command(WaitingVerb):
         add_filters(parser)
         when = parser.add_mutually_exclusive_group(required=True)
         when.add_argument(
-            "--delay", type=parse_duration, metavar="DURATION", help=f"due after {DURATIONS}"
+            "--delay",
+            dest="due_at",
+            type=parse_from_now,
+            metavar="DURATION",
+            help=f"due after {DURATIONS}",
         )
         when.add_argument(
             "--due-at", type=parse_due, metavar="TIME", help="due then: a date or a datetime"
@@ -70,10 +75,9 @@ class Command(WaitingVerb):
 
     def run(self, options: dict[str, Any]) -> Answer:
         """Give it the due time, or shift all that fit."""
-        target = one_target(options)
         by = options["later"] or (options["earlier"] and -options["earlier"])
-        if target is None:
-            if options["delay"] is not None or options["due_at"]:
+        if options["id"] is None and options["key"] is None:
+            if not (by or options["now"]):
                 raise CommandError(
                     "--delay and --due-at are for one message: give ID or --key. Messages that fit "
                     "filters are moved by --later, --earlier or --now.",
@@ -81,17 +85,16 @@ class Command(WaitingVerb):
                 )
             kind = BulkKind.RUN_NOW if options["now"] else BulkKind.SHIFT
             return self.change_all(options, WaitingChange(kind=kind, by=by or timedelta()))
-        if by is not None:
+        target = one_target(options)
+        if by:
             raise CommandError(
                 "--later and --earlier are for messages that fit filters. For one message: "
                 "--delay, --due-at or --now.",
                 returncode=ExitCode.CONFIGURATION,
             )
-        due_at: datetime = options["due_at"]
-        if not due_at:
-            due_at = datetime.now(tz=timezone.utc) + (options["delay"] or timedelta())
         message_id = target.identity.hex()
         user = ShellUser(options["by"])
+        due_at = options["due_at"] or datetime.now(tz=timezone.utc)
         due_at = operations.reschedule(
             user, target.topic, message_id, due_at, reason=options["reason"]
         )
