@@ -8,7 +8,6 @@ from .client.topics import (
     list_messages,
     move_topic,
     pause_topic,
-    purge_topic,
     resume_topic,
     topic_stats,
 )
@@ -41,6 +40,7 @@ from .core.exceptions import (
 from .core.message import Message, Page, Priority, State
 from .core.task_report import TaskProgress
 from .core.version import PACKAGE_VERSION
+from .operators.purge import purge_topic
 from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
 from .tasks.context import current_message

@@ -529,6 +529,17 @@ class RedisStore:
             raise MessageRunning if word == b"RUNNING" else MessageNotFound
         return int(due[0])
 
+    def shift(self, partition: Partition, moves: Sequence[tuple[Life, int, int]]) -> Sequence[str]:
+        """Delayed -> delayed with another due time, for messages that are as they were read: each
+        with its life, the due time that was read and the one to be, in ms. Returns OK, RUNNING,
+        NOT_FOUND or CHANGED for each."""
+        args = [
+            part
+            for life, due_ms, to_ms in moves
+            for part in (life.id, life.stamp_us.to_bytes(8, "big"), due_ms, to_ms)
+        ]
+        return [word.decode() for word in self.client.call("shift", partition, args)]
+
     def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
         """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED:
         `before` is not there."""

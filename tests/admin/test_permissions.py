@@ -212,7 +212,7 @@ def test_every_form_of_a_page_carries_the_token(world: World, someone: Callable[
     client = Client()
     client.force_login(someone("superuser"))
     for page in site._pages:
-        if "GET" in page.methods and page.name != "archive_csv":
+        if "GET" in page.methods and not page.name.endswith("_csv"):
             text = client.get(address(page.name, **world.fill(page)), follow=True).content.decode()
             forms = [form.partition("</form>")[0] for form in text.split("<form")[1:]]
             posts = [form for form in forms if 'method="post"' in form.partition(">")[0]]

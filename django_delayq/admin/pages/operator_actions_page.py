@@ -14,7 +14,7 @@ from ..site import register_page, show
 ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
     "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
-    "cancel bulk", "move", "archive again",
+    "cancel bulk", "move", "shift", "archive again",
 )  # fmt: skip
 
 
