@@ -138,7 +138,7 @@ class OwnedRow(NamedTuple):
     key: str
     finished_at: datetime
     reason: str
-    """Empty unless the task has given it: Reject("...")."""
+    """Empty unless the task has given it, Reject("..."), or who has cancelled the message."""
 
 
 def owned_rows(
@@ -187,8 +187,8 @@ def _owned(row: Any) -> OwnedRow:
 
 
 def has_own_reason(state: str, worker: str) -> bool:
-    """Whether the reason of a row may be a text of its task."""
-    return state == Final.DEAD and bool(worker)
+    """Whether the reason of a row may be a text of its task, or of who has cancelled it."""
+    return state == Final.CANCELLED or (state == Final.DEAD and bool(worker))
 
 
 def redacted(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,6 +218,7 @@ def erase_rows(rows: Sequence[OwnedRow], action: OperatorAction, *, delete: bool
                 discarded_at=timezone.now()
             )
             table.filter(state=Final.DEAD).exclude(worker="").update(reason="")
+            table.filter(state=Final.CANCELLED).update(reason="")
             table.update(**REDACTED)
         _erase_from_figures(going)
         actions = OperatorAction.objects.exclude(pk=action.pk)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from django.core.management.base import CommandError
+from django.utils.crypto import salted_hmac
 
 from ..client.finding import Target
 from ..core.message import Message
@@ -124,13 +125,14 @@ def selection_of(options: dict[str, Any]) -> WaitingSelection:
 
 
 def as_typed(options: dict[str, Any]) -> str:
-    """The filters in the words of the command line: with 2h as 2h, whenever it is typed."""
+    """A keyed hash of the filters in the words of the command line: with 2h as 2h, whenever it is
+    typed. Not the words: a value may be a person's, and not for everybody."""
     words = {
         name: value.text if isinstance(value, Instant) else value
         for name in ("topic", *_FILTERS)
         if (value := options.get(name))
     }
-    return json.dumps(words)
+    return salted_hmac("django_delayq.asked", json.dumps(words), algorithm="sha256").hexdigest()
 
 
 def table_row(message: Message, now: datetime) -> Sequence[str]:

@@ -65,7 +65,8 @@ class BulkOperation(models.Model):
     place."""
     options = models.TextField(_("options"), default="{}")
     """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts);
-    by (seconds) of a shift, to (a topic) of a move, and asked (the filters as they were typed)."""
+    by (seconds) of a shift, to (a topic) of a move, and asked (a hash of the filters as they
+    were typed)."""
     in_place = models.BooleanField(_("in place"), default=False)
     """Whether the process that ordered it also runs it: then no worker takes it over."""
     token = models.UUIDField(_("token"), null=True)

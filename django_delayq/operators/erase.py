@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import Q
@@ -32,6 +33,7 @@ from ..core.message import stamp_us_of, task_code_of
 from ..core.service import Sleeper
 from ..core.times import Duration, duration_ms
 from ..models import (
+    BulkMessage,
     BulkStatus,
     LakeBatch,
     OperatorAction,
@@ -191,6 +193,10 @@ class _Erasure:
                 Sleeper().wait(PACE)
         for life, topic in self._lives.items():
             self._store.reports.forget(topic, [life.id])
+        for lives in chunked(self._lives, BATCH):  # ARCHIVE may have left no rows of them
+            self._erase_from_lists(Q(message_id__in=[UUID(bytes=life.id) for life in lives]))
+        if self._person.key_prefix and not self._person.argument:
+            self._erase_from_lists(Q(key__startswith=self._person.key_prefix))
         self._erase_texts(gaps_of(self._person))
         return self._end(lake, dry_run=False)
 
@@ -264,7 +270,10 @@ class _Erasure:
         """What the rows lead to comes first: a kill leaves the rows, which lead to it again."""
         for row in rows:
             self._store.reports.forget(row.topic, [row.message_id.bytes])
-        self._erase_texts(gaps_of_keys({row.key for row in rows if row.key}))
+        keys = {row.key for row in rows if row.key}
+        self._erase_from_lists(Q(message_id__in=[row.message_id for row in rows]))
+        self._erase_from_lists(Q(key__in=keys))  # a message that was moved has another id
+        self._erase_texts(gaps_of_keys(keys))
         assert self._done.action
         changed = erase_rows(rows, self._done.action, delete=self._delete)
         for row in rows:
@@ -301,6 +310,15 @@ class _Erasure:
                     rows.filter(pk=row.pk).update(**changed)
                     place = (model.__name__, row.pk)
                     self._meet("texts", place, "{} {}".format(*place))
+
+    def _erase_from_lists(self, which: Q) -> None:
+        """The lists of bulk operations on waiting messages. An operation that goes on does not need
+        what it loses by that: the messages themselves have their keys."""
+        listed = BulkMessage.objects.filter(which)
+        if self._delete:
+            listed.delete()
+        else:
+            listed.exclude(key="").update(key="")
 
     def _in_lake(self, lake: EraseLake, dry_run: bool) -> None:
         erased = lake(self._person, self._delete, dry_run)

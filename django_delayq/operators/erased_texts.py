@@ -9,7 +9,7 @@ import msgspec
 from django.db.models import Model
 
 from ..archive.erasure import Person
-from ..models import BulkOperation, OperatorAction, RecurringTask
+from ..models import BulkMessage, BulkOperation, OperatorAction, RecurringTask
 
 #: A value of fewer characters is not sought in free texts: it would be found everywhere.
 DISTINCT = 5
@@ -18,7 +18,8 @@ GAP = "[erased]"
 #: The columns in which operators write, or which quote what they chose.
 TEXTS: Mapping[type[Model], Sequence[str]] = {
     OperatorAction: ("selection", "reason"),
-    BulkOperation: ("selection", "reason"),
+    BulkOperation: ("selection", "reason", "error"),
+    BulkMessage: ("key",),
     RecurringTask: ("pause_reason",),
 }
 
@@ -34,8 +35,10 @@ def gaps_of(person: Person) -> dict[str, str]:
         gaps[named + _json(written)] = named + _json(GAP)
         if len(written) >= DISTINCT:
             gaps[written] = GAP
+            gaps[_json(written)] = _json(GAP)
     if person.key_prefix:
         gaps[f"key prefix {person.key_prefix}"] = f"key prefix {GAP}"
+        gaps[f'"key_prefix":{_json(person.key_prefix)}'] = f'"key_prefix":{_json(GAP)}'
         if len(person.key_prefix) >= DISTINCT:
             gaps[person.key_prefix] = GAP
     return gaps

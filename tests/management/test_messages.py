@@ -14,6 +14,7 @@ from django.utils.timezone import now as timezone_now
 
 from django_delayq import topic_stats
 from django_delayq.management.cli import ShellUser
+from django_delayq.management.targets import as_typed
 from django_delayq.models import BulkOperation, OperatorAction
 from django_delayq.operators import bulk_waiting, waiting_orders, waiting_selection
 from django_delayq.operators.bulk_run import BulkRun
@@ -294,7 +295,7 @@ def test_an_operation_that_was_cut_is_found_by_the_same_command(
 def test_the_command_watches_an_operation_that_a_worker_runs(five: None, hands: Hands) -> None:
     words = ("cancel", "--task", RECORD, *WHY)
     runner = BulkRunner(hands.store, "worker")
-    order = '{"task": "tests.app.tasks.record"}'
+    order = as_typed({"task": RECORD})
     change, chosen = WaitingChange(kind="cancel"), WaitingSelection(task=RECORD)
     operation = start_waiting(ShellUser("anna"), change, chosen, reason="x", asked=order)
     BulkOperation.objects.update(status="running", worker="w", alive_at=timezone_now())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.apps import apps
+from django.core.management import call_command
 
 from django_delayq.archive import erasure
 from django_delayq.archive.erasure import ERASED, Person
@@ -16,6 +18,7 @@ from django_delayq.archive.unarchivable import archive_again
 from django_delayq.core.exceptions import InvalidMessage
 from django_delayq.models import (
     ArchivedMessage,
+    BulkMessage,
     BulkOperation,
     LakeBatch,
     OperatorAction,
@@ -23,14 +26,24 @@ from django_delayq.models import (
     TaskDay,
     UnarchivableEntry,
 )
+from django_delayq.operators import operations
+from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.operators.message_search import by_key
 from django_delayq.operators.replay import replay
+from django_delayq.operators.waiting_orders import (
+    WaitingChange,
+    change_waiting,
+    run_to_end,
+    start_waiting,
+)
+from django_delayq.operators.waiting_selection import WaitingSelection
 from django_delayq.store import get_store
 from django_delayq.store.store import RedisStore
 from tests.app.sql_tasks import count
 from tests.app.tasks import answer, close_order, record
 from tests.archive.test_unarchivable import aside
+from tests.bulk_hands import OPERATOR, at
 from tests.faults import unreachable
 from tests.hands import (
     DAY,
@@ -313,6 +326,73 @@ def test_records_of_operators_keep_no_value(hands: Hands) -> None:
     ]
     assert Selection.decode(BulkOperation.objects.get().selection).key == "[erased]"
     assert RecurringTask.objects.get().pause_reason == "until [erased] answers"
+
+
+def test_lists_of_bulk_operations_keep_no_key(hands: Hands) -> None:
+    for person in (SECRET, OTTO):
+        record.using(key=f"mail:{person}", delay=DAY).enqueue(person)
+        record.using(key=f"order:{person[:1]}", delay=DAY).enqueue(person)
+    everything = WaitingSelection(topic="default")
+    change_waiting("shift", everything, by=timedelta(hours=1), reason="late")
+    erase_now()
+    assert traces(hands.store) == []
+    keys = sorted(BulkMessage.objects.values_list("key", flat=True))
+    assert keys == ["", "", f"mail:{OTTO}", "order:o"]
+
+
+def test_a_list_keeps_no_key_of_a_message_that_left_no_row(hands: Hands, settings: Any) -> None:
+    record.using(key=f"mail:{SECRET}", delay=DAY).enqueue(1)
+    record.using(key="c:4", delay=DAY).enqueue(2)
+    change_waiting("cancel", WaitingSelection(topic="default"), reason="late")
+    hands.archive()
+    ArchivedMessage.objects.all().delete()
+    erase_now()
+    erase_now(Person(key_prefix="c:4"))
+    assert traces(hands.store) == []
+    assert not BulkMessage.objects.exclude(key__in=["", "mail:[erased]"]).exists()
+
+
+def test_a_list_loses_its_keys_while_the_operation_goes_on(hands: Hands) -> None:
+    for person in (SECRET, OTTO):
+        record.using(key=f"mail:{person}", delay=DAY).enqueue(person)
+    asked = WaitingChange(kind="move", to="orders")
+    everything = WaitingSelection(topic="default")
+    operation = start_waiting(OPERATOR, asked, everything, reason="late")
+    with at(BulkRun, "counted", erase_now, after=True, time=1):
+        run_to_end(operation)
+    operation.refresh_from_db()
+    assert (operation.status, operation.count) == ("done", 1)
+    assert traces(hands.store) == []
+    assert by_key(f"mail:{OTTO}")[0].topic == "orders"
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_a_list_is_found_after_a_move_too(hands: Hands, delete: bool) -> None:
+    record.using(key="order:7", delay=DAY).enqueue(SECRET)
+    change_waiting("move", WaitingSelection(topic="default"), to="orders", reason="late")
+    erase_now(delete=delete)
+    assert list(BulkMessage.objects.values_list("key", flat=True)) == ([] if delete else [""])
+
+
+def test_the_words_of_an_order_keep_no_value(hands: Hands) -> None:
+    for value in (SECRET, 'Anna "Jürgen" Maier', "42"):
+        record.using(delay=DAY).enqueue(value)
+        call_command("delayq", "cancel", "--argument", f"value={value}", "--reason", "r", "--yes")
+        erase_now(Person(argument="value", value=value))
+        operation = BulkOperation.objects.latest("pk")
+        assert value not in operation.selection and "Maier" not in operation.options
+    assert traces(hands.store) == []
+
+
+def test_what_an_operator_gave_as_the_reason_of_a_cancel_goes_too(hands: Hands) -> None:
+    handle = record.using(delay=DAY).enqueue(SECRET)
+    operations.cancel(OPERATOR, "default", handle.id, reason=f"{SECRET} has moved")
+    record.using(delay=DAY).enqueue(SECRET)
+    change_waiting("cancel", WaitingSelection(topic="default"), reason=f"{SECRET} has moved")
+    hands.archive()
+    erase_now()
+    assert traces(hands.store) == []
+    assert [row.reason for row in rows()] == ["", ""]
 
 
 def test_a_bulk_operation_that_runs_keeps_its_selection(hands: Hands) -> None:
