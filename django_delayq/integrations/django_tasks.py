@@ -58,7 +58,9 @@ if TYPE_CHECKING:
     from ..tasks.options import CallOptions
 
 #: What a worker reads from the task: from @task(...), else from OPTIONS of the backend named there.
-OF_TASK = ("max_runtime", "backoff", "retry_for", "exactly_once")
+OF_TASK = (
+    "max_runtime", "backoff", "retry_for", "exactly_once", "isolate", "memory_limit",
+)  # fmt: skip
 #: What travels with a message: from using(...), else from @task(...), else from OPTIONS.
 OF_MESSAGE = (
     "delay", "ttr", "max_attempts", "expires", "durable", "on_redis_error", "on_duplicate",
@@ -96,6 +98,10 @@ class DelayqTask(Task):  # type: ignore[type-arg]
     """Write the message into the database with the caller's transaction."""
     exactly_once: bool | None = None
     """Run in a transaction that also records the run."""
+    isolate: bool | None = None
+    """Run in a child process of the worker, which is killed at a limit. Not for coroutines."""
+    memory_limit: int | str | None = None
+    """Bytes, or a text such as "512MiB": the most memory of the child process."""
     on_duplicate: str | None = None
     """What an enqueue does when a message with this key is live."""
     window: timedelta | float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from django_delayq import current_message
@@ -31,6 +32,12 @@ async def noop_async(*args: Any, **kwargs: Any) -> None:
 @task()
 def meaning_of_life() -> int:
     return 42
+
+
+@task(isolate=True, memory_limit="1GiB", takes_context=True)
+def apart(context: Any, value: int) -> list[Any]:
+    """Says which process runs it."""
+    return [os.getpid(), context.attempt, value]
 
 
 @task()

@@ -47,6 +47,8 @@ from django_delayq.store import get_store
 from django_delayq.store.keys import Partition
 from django_delayq.tasks import registry
 from django_delayq.testing import QueueUnderTest
+from django_delayq.worker.executor import Executor
+from django_delayq.worker.isolated.isolation import Isolation
 from tests.hands import Hands, end_lease, lose_redis
 from tests.integrations.conftest import BACKEND
 
@@ -917,3 +919,23 @@ def test_the_queue_under_test_takes_tasks_of_django(sample: Any, db: None) -> No
         sample.bare.enqueue()
         (run,) = queue.run_due().of(sample.bare)
         assert isinstance(run.error, OSError)
+
+
+def test_isolated_task_runs_in_a_child_process(
+    sample: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.integrations.settings")
+    executor = Executor(hands.shared, hands.settler.put, isolate=Isolation)
+    result = sample.apart.enqueue(7)
+    for lease in hands.claim():
+        executor.run(lease)
+    executor.stop_children()
+    hands.settler.run_once()
+    result.refresh()
+    pid, attempt, value = result.return_value
+    assert (attempt, value) == (1, 7) and pid != os.getpid()
+
+
+def test_coroutine_cannot_be_isolated(sample: Any) -> None:
+    with pytest.raises(InvalidTask, match="isolate"):
+        task(isolate=True)(sample.noop_async.func)

@@ -145,7 +145,7 @@ class Child:
         if task_code_of(run.record) not in registry.by_code:
             with suppress(ImportError):
                 import_module(run.module)
-        if task_code_of(run.record) not in registry.by_code:
+        if task_code_of(run.record) not in registry.by_code and registry.find(run.task) is None:
             return Ended(
                 Result.RELEASED.value,
                 f"the child process does not find the task in {run.module}",

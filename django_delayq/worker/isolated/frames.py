@@ -44,6 +44,8 @@ class Run(Frame, frozen=True):
     entry: bytes
     module: str
     """The module that declares the task. The worker has imported it too."""
+    task: str
+    """Name of the task."""
 
 
 class LeaseEnded(Frame, frozen=True):

@@ -95,10 +95,19 @@ class Isolation:
         lease.started_at = time.monotonic()  # the task has not had the time until now
         lease.report = lease.report or TaskReport()
         partition = lease.partition
-        module = resolved.task.definition.func.__module__
+        task = resolved.task
+        module = task.definition.func.__module__
         child.is_running = True
         child.send(
-            Run(partition.topic, partition.number, lease.id, lease.record, lease.entry, module)
+            Run(
+                partition.topic,
+                partition.number,
+                lease.id,
+                lease.record,
+                lease.entry,
+                module,
+                task.name,
+            )
         )
         watch = _Watch(child, lease, lease.report, resolved)
         try:
