@@ -532,7 +532,7 @@ class RedisStore:
     def shift(self, partition: Partition, moves: Sequence[tuple[Life, int, int]]) -> Sequence[str]:
         """Delayed -> delayed with another due time, for messages that are as they were read: each
         with its life, the due time that was read and the one to be, in ms. Returns OK, RUNNING,
-        NOT_FOUND or CHANGED for each."""
+        NOT_FOUND, CHANGED, or SAME, when it has the new due time already, for each."""
         args = [
             part
             for life, due_ms, to_ms in moves

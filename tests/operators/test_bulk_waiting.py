@@ -384,6 +384,24 @@ def test_one_that_wakes_up_after_another_has_taken_over_shifts_nothing_twice(
     assert dues() == {name: due + 3_600_000 for name, due in before.items()}
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_of_two_equal_shifts_in_the_very_moment_one_counts(
+    hands: Hands, runner: BulkRunner, other: BulkRunner, durable: bool
+) -> None:
+    enqueue(15, durable=durable, delay=NEAR)
+    before = dues()
+    late, early = (ordered("shift", by=timedelta(hours=1)) for _ in range(2))
+
+    def somebody_else() -> None:
+        apart(lambda: other.run_this(early.pk, lambda: None))
+
+    with at(waiting_changes.Shifting, "change_in_redis", somebody_else, time=1):
+        runner.run_this(late.pk, lambda: None)
+    assert end(early) == ("done", 15, 15, {})
+    assert end(late) == ("done", 15, 0, {"changed meanwhile": 15})
+    assert {after - before[name] for name, after in dues().items()} == {3_600_000}
+
+
 def test_a_cancelled_operation_stops(hands: Hands, runner: BulkRunner) -> None:
     enqueue()
     operation = ordered("cancel")

@@ -135,6 +135,7 @@ MUTATIONS = [
     Mutation("shift", "~= stamp then", "== 0 then"),
     Mutation("shift", "due_in(score) == due and", "true and"),
     Mutation("shift", "elseif due_in(score) ~= to then", "elseif true then"),
+    Mutation("shift", "elseif due ~= to then", "elseif false then"),
     Mutation("shift", "redis.call('HSET', MESSAGES, id, moved)", "moved = record"),
     Mutation("cancel", "      redis.call('HDEL', FOLLOWERS, id)\n", ""),
     Mutation("cancel", "      redis.call('HINCRBY', META, 'enqueued', 1)\n", ""),

@@ -48,7 +48,9 @@ def test_twice_is_once(store: RedisStore) -> None:
     message_id = enqueue(store, when="5000", expires="+60")
     assert shift(store, message_id, 5000, 7000) == "OK"
     before = dump(store)
-    assert shift(store, message_id, 5000, 7000) == "OK"
+    assert shift(store, message_id, 5000, 7000) == "SAME"
+    assert dump(store) == before
+    assert shift(store, message_id, 7000, 7000) == "OK"
     assert dump(store) == before
 
 

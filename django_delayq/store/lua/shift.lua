@@ -4,7 +4,8 @@
 --   that was read, or already the one to be.
 -- KEYS: the partition (shared/partition.lua). Shared: expiry, wake, lanes.
 -- ARGV: id, stamp, due time in ms as it was read, due time in ms to be, for each (500 at most).
--- Returns: one word per id: OK, RUNNING, NOT_FOUND (also when another life has this id), or CHANGED.
+-- Returns: one word per id: OK, RUNNING, NOT_FOUND (also when another life has this id), CHANGED, or SAME: it
+--   has the due time to be, by an earlier call or by somebody else.
 local answers, moves = {}, {}
 for at = 1, #ARGV, 4 do
   local id, stamp, due, to = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
@@ -21,6 +22,8 @@ for at = 1, #ARGV, 4 do
     move(moves, lane_of(record), to, id)
   elseif due_in(score) ~= to then
     word = 'CHANGED'
+  elseif due ~= to then
+    word = 'SAME'
   end
   answers[#answers + 1] = word
 end
