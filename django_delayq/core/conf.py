@@ -127,6 +127,15 @@ class Settings:
     reconcile_after: float = 10.0
     """How long after sending a durable message the reconciler first checks that Redis still has
     it."""
+    metrics: bool = False
+    """Workers count runs, and answer `/metrics` on their health port, in the format of
+    Prometheus."""
+    metrics_max_topics: int = 200
+    """How many topics metrics name, and how many pairs of topic and task. All others count as
+    `other`."""
+    metrics_token: str = ""
+    """The view of the metrics answers who sends this as bearer token. Without a token it answers
+    users who may see the overview."""
     priority_ageing: float = 60.0
     """How long a message has to wait to gain one step of priority, so that a low one never
     starves."""
@@ -157,6 +166,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "horizon": (60, 10 * 366 * 86_400),
     "wait_replicas": (0, 10),
     "reconcile_after": (1, 86_400),
+    "metrics_max_topics": (1, 10_000),
     "priority_ageing": (0, 86_400),
     "sweep_interval": (0.05, 60),
     "connect_timeout": (0.05, 60),
@@ -172,6 +182,8 @@ _TYPES: dict[str, type] = {
     "database": str,
     "after_commit": bool,
     "redact": str,
+    "metrics": bool,
+    "metrics_token": str,
 }
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, overload
@@ -136,6 +136,16 @@ class Events(Sequence[Event]):
 
     def __len__(self) -> int:
         return len(self._outcomes)
+
+    def runs(self) -> Iterator[tuple[str, float, float]]:
+        """Name of the task, lateness (ms) and run time (ms) of each that ran. Reads no record:
+        this costs a tenth of the events."""
+        at_ms = self._clock.at_ms
+        for outcome in self._outcomes:
+            lease = outcome.lease
+            if lease.started_at and outcome.task is not None:
+                late_ms = at_ms(lease.started_at) - lease.attempts.due_at_ms
+                yield outcome.task.name, late_ms, outcome.run_ms
 
     @overload
     def __getitem__(self, index: int) -> Event: ...
