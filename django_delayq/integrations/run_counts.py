@@ -6,7 +6,8 @@ from __future__ import annotations
 import mmap
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -34,8 +35,9 @@ _RUN_AT = _LATE_AT + len(LATENESS_S) + 2
 _ROW = _RUN_AT + len(RUN_S) + 2
 #: Bytes of a row's name: topic (64 at most), a zero byte and task (200 characters at most).
 _NAME = 272
-_LATENESS_MS = [end * 1000 for end in LATENESS_S]
-_RUN_MS = [end * 1000 for end in RUN_S]
+#: The bucket of a time in milliseconds.
+_late_bucket = partial(bisect_left, [end * 1000 for end in LATENESS_S])
+_run_bucket = partial(bisect_left, [end * 1000 for end in RUN_S])
 
 
 class RunFigures(NamedTuple):
@@ -91,19 +93,22 @@ class RunCounts:
 
     def _receive(self, result: int, sender: Topic, events: Sequence[Event], **kwargs: Any) -> None:
         # A dead letter that no run has made, for example after a crash, has another kind of events.
-        if isinstance(events, Events):
-            with self._lock:
-                self._count(result, sender, events.runs())
-
-    def _count(self, result: int, topic: str, runs: Iterable[tuple[str, float, float]]) -> None:
-        numbers, rows = self._numbers, self._rows
-        for task, late_ms, run_ms in runs:
-            at = rows.get((topic, task)) or self._add(topic, task)
-            numbers[at + result] += 1
-            numbers[at + _LATE_AT + bisect_left(_LATENESS_MS, late_ms)] += 1
-            numbers[at + _RUN_AT - 1] += late_ms
-            numbers[at + _RUN_AT + bisect_left(_RUN_MS, run_ms)] += 1
-            numbers[at + _ROW - 1] += run_ms
+        if not isinstance(events, Events):
+            return
+        with self._lock:
+            for task, (lateness, run) in events.times().items():
+                numbers, at = (
+                    self._numbers,
+                    self._rows.get((sender, task)) or self._add(sender, task),
+                )
+                numbers[at + result] += len(run)
+                # Counted in C: this is the time of a worker that is busy.
+                for bucket, count in Counter(map(_late_bucket, lateness)).items():
+                    numbers[at + _LATE_AT + bucket] += count
+                numbers[at + _RUN_AT - 1] += sum(lateness)
+                for bucket, count in Counter(map(_run_bucket, run)).items():
+                    numbers[at + _RUN_AT + bucket] += count
+                numbers[at + _ROW - 1] += sum(run)
 
     def _add(self, topic: str, task: str) -> int:
         """Where the row of this pair begins."""
