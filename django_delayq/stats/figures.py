@@ -74,7 +74,7 @@ def read_topics(store: RedisStore) -> Sequence[TopicFigures]:
     unarchived = [
         partition for partition, part in zip(partitions, stats, strict=True) if part.finished
     ]
-    ages = dict(zip(unarchived, store.queries.oldest_finished_s(unarchived), strict=True))
+    ages = dict(zip(unarchived, store.queries.oldest_finished(unarchived), strict=True))
     workers = _workers(store)
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
     archive_lag: dict[str, float] = defaultdict(float)

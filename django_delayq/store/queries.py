@@ -172,7 +172,7 @@ class Queries:
         )
         return name.decode() if name else f"code:{code.hex()}"
 
-    def oldest_finished_s(self, partitions: Sequence[Partition]) -> Sequence[float]:
+    def oldest_finished(self, partitions: Sequence[Partition]) -> Sequence[float]:
         """How many seconds ago the oldest message ended that waits for the archiver, for each
         partition; 0 where none waits. One round trip."""
         reads = [Read("oldest_finished", partition) for partition in partitions]

@@ -54,7 +54,20 @@ def test_worker_that_stops_is_not_ready(port: int, answers: Answers) -> None:
 
 
 def test_other_paths_are_unknown(port: int) -> None:
+    assert get(port, "/") == (404, {})
+
+
+def test_without_metrics_their_path_is_unknown(port: int) -> None:
     assert get(port, "/metrics") == (404, {})
+
+
+def test_metrics_are_text_for_prometheus() -> None:
+    with (
+        probes(0, lambda: True, lambda: True, dict, lambda: b"delayq_redis_up 1\n") as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+    ):
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert answer.read() == b"delayq_redis_up 1\n"
 
 
 def test_port_is_free_again_after_the_stop() -> None:
