@@ -12,6 +12,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
+from .alert_rules import AlertRule, checked_alerts, is_url
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
 from .limits import LimitRule, rate_problem
 from .times import duration_ms
@@ -136,6 +137,10 @@ class Settings:
     metrics_token: str = ""
     """The view of the metrics answers who sends this as bearer token. Without a token it answers
     users who may see the overview."""
+    alerts: Sequence[AlertRule] = ()
+    """Of what people are to be told, and how: a list of dicts."""
+    alert_secret: str = ""
+    """Signs the alerts that go to URLs, which need it."""
     priority_ageing: float = 60.0
     """How long a message has to wait to gain one step of priority, so that a low one never
     starves."""
@@ -184,6 +189,7 @@ _TYPES: dict[str, type] = {
     "redact": str,
     "metrics": bool,
     "metrics_token": str,
+    "alert_secret": str,
 }
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
@@ -221,6 +227,7 @@ def _checked_retention(value: Any, where: str) -> dict[str, float]:
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "alerts": checked_alerts,
     "archive_retention": _checked_retention,
     "middleware": _checked_paths,
     "enqueue_hooks": _checked_paths,
@@ -262,7 +269,17 @@ def parse_settings(raw: Any) -> Settings:
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
+    _check_secret(values)
     return Settings(**values)
+
+
+def _check_secret(values: Mapping[str, Any]) -> None:
+    for rule in values.get("alerts", ()):
+        if not values.get("alert_secret") and any(map(is_url, rule.to)):
+            raise ConfigurationError(
+                f'DELAYQ["ALERTS"] tells a URL of {rule.name!r}, and DELAYQ["ALERT_SECRET"] is '
+                "missing: it signs what is sent there."
+            )
 
 
 def _check_limits(topic: TopicSettings, where: str) -> None:
