@@ -18,8 +18,8 @@ from ..worker.outcome import Events
 #: How a run can end. `lost`: its lease had ended, and its result was refused.
 RESULTS = ("acked", "retried", "snoozed", "dead", "lost")
 #: Upper ends of the buckets, in seconds. The last bucket has no end.
-LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600)
-RUN_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300, 1800)
+LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600)
+RUN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300, 1800)
 #: Stands for all topics, or tasks, beyond the limit.
 OTHER = "other"
 

@@ -124,17 +124,27 @@ def _workers(store: RedisStore) -> Counter[str]:
 def _figures(
     topic: str, parts: Sequence[PartitionStats], archive_lag: float, workers: int
 ) -> TopicFigures:
+    # One loop: with a thousand topics, a sum for each figure is a third of the cost of a scrape.
+    waiting = ready = leased = finished = 0
+    paused, counters = False, dict.fromkeys(COUNTERS, 0)
+    for part in parts:
+        waiting += part.waiting
+        ready += part.ready
+        leased += part.leased
+        finished += part.finished
+        for name, value in part.meta.items():
+            if name in counters:
+                counters[name] += int(value)
+        paused = paused or pause_of(part.meta.get("paused"), part.now_ms) is not None
     return TopicFigures(
         topic,
-        delayed=sum(part.waiting - part.ready for part in parts),
-        ready=sum(part.ready for part in parts),
-        leased=sum(part.leased for part in parts),
-        lag=lag_of(parts),
-        finished=sum(part.finished for part in parts),
+        delayed=waiting - ready,
+        ready=ready,
+        leased=leased,
+        lag=lag_of(parts) if ready else 0.0,
+        finished=finished,
         archive_lag=archive_lag,
-        paused=any(
-            pause_of(part.meta["paused"], part.now_ms) for part in parts if "paused" in part.meta
-        ),
+        paused=paused,
         workers=workers,
-        counters={name: sum(int(part.meta.get(name, 0)) for part in parts) for name in COUNTERS},
+        counters=counters,
     )

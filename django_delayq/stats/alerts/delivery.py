@@ -92,7 +92,7 @@ def _post(url: str, notice: AlertNotice) -> None:
         {
             "Content-Type": "application/json",
             "X-Delayq-Timestamp": sent_at,
-            "X-Delayq-Signature": f"sha256={signature(get_settings().alert_secret, sent_at, body)}",
+            "X-Delayq-Signature": f"sha256={sign(get_settings().alert_secret, sent_at, body)}",
         },
     )
     try:
@@ -105,6 +105,6 @@ def _post(url: str, notice: AlertNotice) -> None:
         raise NotDelivered(f"The webhook was not reached: {error}") from error
 
 
-def signature(secret: str, timestamp: str, body: bytes) -> str:
+def sign(secret: str, timestamp: str, body: bytes) -> str:
     """HMAC-SHA256 of timestamp, a dot and the body, as hexadecimal digits."""
     return hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
