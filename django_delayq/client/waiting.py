@@ -50,15 +50,16 @@ class Wait:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def look(self) -> End | None:
-        """How it has ended; None while it goes on. Raises NoResult when nobody knows, and
-        WaitTimeout."""
+        """How it has ended; None while it goes on. Raises NoResult when nobody knows, WaitTimeout,
+        and InvalidMessage."""
+        # Not only when nothing is live: an earlier message may have the key.
+        if not self._receipt.outcome and on_commit.find(*self._address):
+            raise InvalidMessage(
+                "This message is sent when the open transaction commits: wait after that."
+            )
         if not self._is_live():
             end = find_end(*self._address, self._stamp_us)
             if end is None:
-                if on_commit.find(*self._address):
-                    raise InvalidMessage(
-                        "This message is sent when the open transaction commits: wait after that."
-                    )
                 raise NoResult
             return end
         if self.left() <= 0:

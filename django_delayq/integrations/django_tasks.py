@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 OF_TASK = ("max_runtime", "backoff", "retry_for", "exactly_once")
 #: What travels with a message: from using(...), else from @task(...), else from OPTIONS.
 OF_MESSAGE = (
-    "delay", "ttr", "max_attempts", "expires", "durable", "on_redis_error", "on_duplicate", "key",
-    "headers", "database", "after_commit",
+    "delay", "ttr", "max_attempts", "expires", "durable", "on_redis_error", "on_duplicate",
+    "window", "key", "headers", "database", "after_commit",
 )  # fmt: skip
 #: What OPTIONS may have: what means something for every task.
 IN_OPTIONS = (*OF_TASK, *(name for name in OF_MESSAGE if name not in ("key", "headers")))
@@ -98,6 +98,8 @@ class DelayqTask(Task):  # type: ignore[type-arg]
     """Run in a transaction that also records the run."""
     on_duplicate: str | None = None
     """What an enqueue does when a message with this key is live."""
+    window: timedelta | float | None = None
+    """For so long after an enqueue the key takes no other message, also after the end."""
     on_redis_error: str | None = None
     """What an enqueue does while Redis is away."""
     headers: Mapping[str, str] | None = None

@@ -28,7 +28,7 @@ from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing, replaces
+from ..store.store import Outgoing, base_mode, replaces, replacing
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -238,7 +238,7 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receip
     for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
         if item.template.fixed and not _insert_given(row, item.template.may_exist):
             item.receipt.outcome = "kept"
-            if row.on_duplicate == "raise":
+            if base_mode(row.on_duplicate) == "raise":
                 refused.append(item.receipt)
     return refused
 
@@ -298,7 +298,8 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     changes |= _chosen(row, there)
     if there.status == OutboxStatus.CANCELLED:
         # Unless Redis has obeyed, it may still have the cancelled message.
-        changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
+        mode = row.on_duplicate
+        changes["on_duplicate"] = replacing(mode) if there.changed_at_us else mode
         if there.record:
             archive_rows.archive_all([cancelled_entry(there, there.reason or "cancelled")])
     elif not there.record:

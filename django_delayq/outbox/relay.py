@@ -23,7 +23,7 @@ from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.store import RedisStore
+from ..store.store import RedisStore, base_mode
 from . import lookup, outbox, postponed
 
 #: Milliseconds after which it is tried again to send what waits for another message with the same
@@ -184,7 +184,7 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
         lookup.follow_move(row.topic, row.message_id.bytes, int(due_ms), row.enqueued_at_us)
     elif outcome == "ADOPTED":
         OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.adopted_stamp(word))
-    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+    elif word == "OLDER" or (word == "DUPLICATE" and base_mode(row.on_duplicate) == "keep"):
         reason = "replaced" if word == "OLDER" else "duplicate"
         lookup.end([row], reason)
         event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)

@@ -82,6 +82,17 @@ class Queries:
         """The live messages with these ids, None for those that are not live here."""
         return found_in(ids, self._client.call("find", partition, ids))
 
+    def windows(
+        self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
+    ) -> Sequence[Sequence[float]]:
+        """When the window of each of these ids ends, in ms, 0 without one; one round trip."""
+        reads = [
+            Read("ZMSCORE", None, (keys.windows_key(self._client.prefix, partition), *ids))
+            for partition, ids in asked
+        ]
+        answers = self._client.read_all(reads) if reads else []
+        return [[float(end_ms or 0) for end_ms in answer] for answer in answers]
+
     def has_follower(self, partition: Partition, message_id: bytes) -> bool:
         """Whether another message follows the run of this id."""
         return bool(

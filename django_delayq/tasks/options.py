@@ -24,6 +24,8 @@ OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
 
 #: Values of on_duplicate with which max_wait goes.
 DEBOUNCING = ("replace", "extend")
+#: Values of on_duplicate with which window goes.
+REFUSING = ("raise", "keep")
 
 NOW, NEVER = When.after(0), When()
 
@@ -59,6 +61,10 @@ class SharedOptions(TypedDict, total=False):
     max_wait: Duration | None
     """With `"replace"` or `"extend"`: a replacement is due so long after the first enqueue at the
     latest; 1 s to ten years. Default: no limit."""
+    window: Duration | None
+    """With `"raise"` or `"keep"`: for so long after an enqueue the key takes no other message, also
+    when the first one has ended; 1 s to a year. A cancel frees the key. Default: only while it is
+    live."""
 
 
 class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
@@ -136,6 +142,7 @@ class Options:
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
     max_wait_ms: int | None = None
+    window_ms: int | None = None
     key: str | None = None
     key_maker: KeyMaker | None = None
     id: bytes | None = None
@@ -175,8 +182,10 @@ class Options:
 
     @property
     def mode(self) -> str:
-        """on_duplicate, with max_wait where that counts. Raises InvalidMessage when the delay is
-        longer."""
+        """on_duplicate, with max_wait or window where that counts. Raises InvalidMessage when the
+        delay is longer than max_wait."""
+        if self.window_ms is not None and self.on_duplicate in REFUSING:
+            return f"{self.on_duplicate}/{self.window_ms}"
         if self.max_wait_ms is None or self.on_duplicate not in DEBOUNCING:
             return self.on_duplicate
         if self.when.is_delay and self.when.ms > self.max_wait_ms:
@@ -198,6 +207,8 @@ class Options:
         options = replace(self, **values)
         if "max_wait_ms" in values and options.on_duplicate not in DEBOUNCING:
             raise InvalidMessage('max_wait goes with on_duplicate="replace" or "extend".')
+        if "window_ms" in values and options.on_duplicate not in REFUSING:
+            raise InvalidMessage('window goes with on_duplicate="keep" or "raise".')
         return options
 
 
@@ -362,6 +373,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         partial(_choice, "on_duplicate", get_args(OnDuplicate)),
     ),
     "max_wait": ("max_wait_ms", partial(_duration, "max_wait", 3650 * 86_400)),
+    "window": ("window_ms", partial(_duration, "window", 366 * 86_400)),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", check_headers),

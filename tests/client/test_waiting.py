@@ -216,6 +216,20 @@ def test_waiting_inside_the_transaction_that_sends_it_is_refused(hands: Hands) -
     assert handle.wait(timeout=5) == 5
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_earlier_message_with_its_key_is_not_awaited_instead(
+    hands: Hands, durable: bool
+) -> None:
+    task = add.using(key="k", on_duplicate="replace", durable=durable)
+    task.using(delay=60).enqueue(1, 1)
+    with transaction.atomic():
+        handle = task.enqueue(2, 3)
+        with pytest.raises(InvalidMessage, match="wait after that"):
+            handle.wait(timeout=0.1)
+    hands.work()
+    assert handle.wait(timeout=5) == 5
+
+
 def test_durable_message_is_awaited_too(hands: Hands) -> None:
     handle = add.using(durable=True, delay=30).enqueue(2, 3)
     with pytest.raises(WaitTimeout):
