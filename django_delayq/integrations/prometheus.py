@@ -193,7 +193,8 @@ def _write_topics(lines: list[str], topics: Sequence[TopicFigures]) -> None:
         ("delayq_retried_total", lambda figures: figures.counters["retried"]),
         ("delayq_reclaimed_total", lambda figures: figures.counters["reclaimed"]),
     ):
-        _write(lines, name, [(f"{{{labels}}}", value(figures)) for labels, figures in labelled])
+        lines.append(_head(name))
+        lines += [f"{name}{{{labels}}} {value(figures)}\n" for labels, figures in labelled]
     lines.append(_head("delayq_messages"))
     lines += [
         _form("delayq_messages", labels, "state", _WAITING)

@@ -18,8 +18,8 @@ from ..worker.outcome import Events
 #: How a run can end. `lost`: its lease had ended, and its result was refused.
 RESULTS = ("acked", "retried", "snoozed", "dead", "lost")
 #: Upper ends of the buckets, in seconds. The last bucket has no end.
-LATENESS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600)
-RUN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 300, 1800)
+LATENESS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 10, 60, 600)
+RUN_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 5, 10, 60, 600)
 #: Stands for all topics, or tasks, beyond the limit.
 OTHER = "other"
 
@@ -41,17 +41,18 @@ _run_bucket = partial(bisect_left, [end * 1000 for end in RUN_S])
 
 
 class RunFigures(NamedTuple):
-    """The runs of one task in one topic."""
+    """The runs of one task in one topic. All counts are whole numbers, as the table keeps them:
+    floats."""
 
     topic: str
     task: str
-    results: Sequence[int]
+    results: Sequence[float]
     """In the order of RESULTS."""
-    lateness: Sequence[int]
+    lateness: Sequence[float]
     """Runs by bucket, not added up; the last one is above all ends."""
     lateness_sum: float
     """Seconds."""
-    run: Sequence[int]
+    run: Sequence[float]
     run_sum: float
 
 
@@ -150,13 +151,12 @@ def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
 
 
 def _figures(topic: str, task: str, values: Sequence[float]) -> RunFigures:
-    counts = [int(value) for value in values]
     return RunFigures(
         topic,
         task,
-        results=counts[:_LATE_AT],
-        lateness=counts[_LATE_AT : _RUN_AT - 1],
+        results=values[:_LATE_AT],
+        lateness=values[_LATE_AT : _RUN_AT - 1],
         lateness_sum=values[_RUN_AT - 1] / 1000,
-        run=counts[_RUN_AT : _ROW - 1],
+        run=values[_RUN_AT : _ROW - 1],
         run_sum=values[_ROW - 1] / 1000,
     )

@@ -24,6 +24,8 @@ from tests.faults import unreachable
 from tests.hands import Hands
 from tests.stats.test_unserved import beat
 
+pytestmark = pytest.mark.databases
+
 MODES = Partition("modes", 0)
 
 

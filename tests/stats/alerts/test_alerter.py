@@ -20,6 +20,8 @@ from tests.faults import unreachable
 from tests.hands import Hands
 from tests.stats.alerts.conftest import Webhook, notices
 
+pytestmark = pytest.mark.databases
+
 Rules = Callable[..., Sequence[AlertRule]]
 Move = Callable[[float], None]
 

@@ -18,6 +18,8 @@ from tests.hands import Hands
 from tests.operators.test_replay import dead
 from tests.stats.test_unserved import beat
 
+pytestmark = pytest.mark.databases
+
 Rules = Callable[..., Sequence[AlertRule]]
 
 
