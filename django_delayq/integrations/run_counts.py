@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ..core import signals
 from ..core.signals import Event, Topic
@@ -31,6 +31,7 @@ _SIGNALS = {
     signals.lease_lost: "lost",
 }
 _LATE_AT = len(RESULTS)
+#: Behind the buckets is the sum, in microseconds.
 _RUN_AT = _LATE_AT + len(LATENESS_S) + 2
 _ROW = _RUN_AT + len(RUN_S) + 2
 #: Bytes of a row's name: topic (64 at most), a zero byte and task (200 characters at most).
@@ -41,18 +42,17 @@ _run_bucket = partial(bisect_left, [end * 1000 for end in RUN_S])
 
 
 class RunFigures(NamedTuple):
-    """The runs of one task in one topic. All counts are whole numbers, as the table keeps them:
-    floats."""
+    """The runs of one task in one topic."""
 
     topic: str
     task: str
-    results: Sequence[float]
+    results: Sequence[int]
     """In the order of RESULTS."""
-    lateness: Sequence[float]
+    lateness: Sequence[int]
     """Runs by bucket, not added up; the last one is above all ends."""
     lateness_sum: float
     """Seconds."""
-    run: Sequence[float]
+    run: Sequence[int]
     run_sum: float
 
 
@@ -76,7 +76,7 @@ class RunCounts:
         """Count in this process' table, which an earlier process may have begun. Connects to the
         signals."""
         table = self._memory[index * self._size : (index + 1) * self._size]
-        self._numbers = table[: 8 * self._cells].cast("d")
+        self._numbers = table[: 8 * self._cells].cast("q")
         self._names = table[8 * self._cells :]
         self._rows = {
             name: 1 + row * _ROW for row, name in enumerate(_names_in(table, self._cells))
@@ -106,17 +106,17 @@ class RunCounts:
                 # Counted in C: this is the time of a worker that is busy.
                 for bucket, count in Counter(map(_late_bucket, lateness)).items():
                     numbers[at + _LATE_AT + bucket] += count
-                numbers[at + _RUN_AT - 1] += sum(lateness)
+                numbers[at + _RUN_AT - 1] += round(1000 * sum(lateness))
                 for bucket, count in Counter(map(_run_bucket, run)).items():
                     numbers[at + _RUN_AT + bucket] += count
-                numbers[at + _ROW - 1] += sum(run)
+                numbers[at + _ROW - 1] += round(1000 * sum(run))
 
     def _add(self, topic: str, task: str) -> int:
         """Where the row of this pair begins."""
         full = len(self._rows) >= self._limit
         pair = (OTHER, OTHER) if full else (topic, task)
         if pair not in self._rows:
-            row = int(self._numbers[0])
+            row = self._numbers[0]
             name = f"{pair[0]}\0{pair[1]}".encode()[:_NAME]
             self._names[row * _NAME : row * _NAME + len(name)] = name
             self._numbers[0] += 1  # only now does a reader see it
@@ -125,12 +125,12 @@ class RunCounts:
 
     def read(self) -> Sequence[RunFigures]:
         """The sums over all processes, by topic and task."""
-        sums: dict[tuple[str, str], list[float]] = {}
+        sums: dict[tuple[str, str], list[int]] = {}
         for index in range(self._processes):
             table = self._memory[index * self._size : (index + 1) * self._size]
-            numbers = table[: 8 * self._cells].cast("d")
+            numbers = table[: 8 * self._cells].cast("q")
             for row, name in enumerate(_names_in(table, self._cells)):
-                values = cast(list[float], numbers[1 + row * _ROW : 1 + (row + 1) * _ROW].tolist())
+                values = numbers[1 + row * _ROW : 1 + (row + 1) * _ROW].tolist()
                 before = sums.get(name)
                 sums[name] = (
                     values
@@ -142,7 +142,7 @@ class RunCounts:
 
 def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
     """The topic and the task of each row."""
-    count = int(table[:8].cast("d")[0])
+    count = table[:8].cast("q")[0]
     for row in range(count):
         at = 8 * cells + row * _NAME
         name = bytes(table[at : at + _NAME]).rstrip(b"\0").decode("utf-8", "replace")
@@ -150,13 +150,13 @@ def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
         yield topic, task
 
 
-def _figures(topic: str, task: str, values: Sequence[float]) -> RunFigures:
+def _figures(topic: str, task: str, values: Sequence[int]) -> RunFigures:
     return RunFigures(
         topic,
         task,
         results=values[:_LATE_AT],
         lateness=values[_LATE_AT : _RUN_AT - 1],
-        lateness_sum=values[_RUN_AT - 1] / 1000,
+        lateness_sum=values[_RUN_AT - 1] / 1_000_000,
         run=values[_RUN_AT : _ROW - 1],
-        run_sum=values[_ROW - 1] / 1000,
+        run_sum=values[_ROW - 1] / 1_000_000,
     )

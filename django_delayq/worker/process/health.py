@@ -37,7 +37,12 @@ def probes(
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             if path == "/metrics" and metrics is not None:
-                return self._answer(200, METRICS_TYPE, metrics())
+                try:
+                    body = metrics()
+                except Exception:  # of a collector of the project, for example
+                    logger.exception("the metrics cannot be read")
+                    return self._answer(500, METRICS_TYPE, b"")
+                return self._answer(200, METRICS_TYPE, body)
             check = checks.get(path)
             status = 404 if check is None else 200 if check() else 503
             body = json.dumps({} if check is None else figures()).encode()

@@ -70,6 +70,21 @@ def test_metrics_are_text_for_prometheus() -> None:
         assert answer.read() == b"delayq_redis_up 1\n"
 
 
+def test_metrics_that_cannot_be_read_are_logged_and_cost_no_probe(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> bytes:
+        raise ValueError("a collector of the project")
+
+    with probes(0, lambda: True, lambda: True, dict, broken) as port:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        error.value.close()
+        assert error.value.code == 500
+        assert get(port, "/healthz")[0] == 200
+    assert "the metrics cannot be read" in caplog.text
+
+
 def test_port_is_free_again_after_the_stop() -> None:
     with probes(0, lambda: True, lambda: True, dict) as port:
         pass
