@@ -112,7 +112,9 @@ def burst(options: common.Options) -> None:
             os.environ["DELAYQ_BENCH_METRICS"] = "1" if wanted else "0"
             with common.BenchWorker("--health-port", str(free_port())) as running:
                 running.warm_up()
-                pair.append(median([drain(count, used + n * count).per_second for n in range(3)]))
+                pair.append(
+                    median([drain(count, used + n * count, 4).per_second for n in range(3)])
+                )
             used += 3 * count
         rates.append(pair)
     with_metrics, without = (median([pair[at] for pair in rates]) for at in (1, 0))
