@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -146,30 +146,20 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-def _wrong_paths(settings: Settings) -> list[CheckMessage]:
+def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
-    found: list[CheckMessage] = []
     if settings.redact and (problem := _import_problem(settings.redact)):
-        found.append(
-            Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
-        )
+        yield Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
     for name in ("middleware", "enqueue_hooks"):
         for path in getattr(settings, name):
             if problem := _import_problem(path):
-                found.append(
-                    Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
-                )
+                yield Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
     for rule in settings.alerts:
         for target in rule.to:
             is_path = not is_mail(target) and not is_url(target)
             if is_path and (problem := _import_problem(target)):
-                found.append(
-                    Error(
-                        f'DELAYQ["ALERTS"]: {rule.name!r} has {target!r}: {problem}.',
-                        id="delayq.E030",
-                    )
-                )
-    return found
+                message = f'DELAYQ["ALERTS"]: {rule.name!r} has {target!r}: {problem}.'
+                yield Error(message, id="delayq.E030")
 
 
 def _import_problem(path: str) -> str:

@@ -19,8 +19,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
-from django_delayq.core.exceptions import DelayQError
-from django_delayq.testing.embedded import EmbeddedServer
+from django_delayq.core.exceptions import ConfigurationError, DelayQError
+from django_delayq.testing.embedded import EmbeddedServer, find_binary
 
 SINGLE = ("redis7", "valkey", "redis62")
 KINDS = (*SINGLE, "cluster", "sentinel")
@@ -50,6 +50,14 @@ def require(kind: str) -> None:
     if binary_of(kind) is None:
         reason = f"no server for {kind!r}: install {_INSTALL[kind]}"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
+def require_embedded() -> None:
+    """The same for the server that EmbeddedServer runs."""
+    try:
+        find_binary()
+    except ConfigurationError:
+        require("valkey")
 
 
 def launcher(kind: str) -> Server:

@@ -226,8 +226,7 @@ class _Ids(_Walk):
     def _from(self, rows: Rows, start: int | None) -> Rows:
         if start is None:
             return rows
-        further: Rows = rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
-        return further
+        return rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
 
     def _next_to(self, row: ArchivedMessage) -> int:
         """The edge before which a walk begins with this row."""
@@ -400,8 +399,7 @@ class _ArgumentFilter:
         if "" in needles:  # the empty text is in every text
             return rows
         conditions = [Q(body__contains=needle) for needle in needles]
-        narrowed: Rows = rows.filter(reduce(or_, conditions))
-        return narrowed
+        return rows.filter(reduce(or_, conditions))
 
     def is_in(self, row: ArchivedMessage) -> bool:
         """Whether the argument is there and has this value. A body that cannot be read has none."""

@@ -373,8 +373,7 @@ class _Mover:
         rows = OutboxMessage.objects.filter(
             message_id=UUID(bytes=message_id), enqueued_at_us=stamp_us, topic=self._topic
         )
-        row: OutboxMessage | None = rows.select_for_update().first()
-        return row
+        return rows.select_for_update().first()
 
     def _readdress(self, row: OutboxMessage, as_id: bytes) -> bool:
         """In the caller's transaction. False when another row has that id."""

@@ -49,7 +49,7 @@ class Wait:
         self._timeout = seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
-    def look(self) -> End | None:
+    def check(self) -> End | None:
         """How it has ended; None while it goes on. Raises NoResult when nobody knows, WaitTimeout,
         and InvalidMessage."""
         # Not only when nothing is live: an earlier message may have the key.
@@ -125,9 +125,9 @@ class Wait:
 def wait_for(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.wait()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE
-    end = waiting.look()
+    end = waiting.check()
     while end is None:
-        end = waiting.pause(pause) or waiting.look()
+        end = waiting.pause(pause) or waiting.check()
         pause = min(LONGEST_PAUSE, pause * GROWTH)
     return waiting.end_of(end)
 
@@ -135,8 +135,8 @@ def wait_for(receipt: Receipt, timeout: timedelta | float | None) -> Any:
 async def await_end(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.result()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE_ASYNC
-    look = sync_to_async(waiting.look, thread_sensitive=True)
-    while (end := await look()) is None:
+    check = sync_to_async(waiting.check, thread_sensitive=True)
+    while (end := await check()) is None:
         await asyncio.sleep(max(0.001, min(pause, waiting.left())))
         pause = min(LONGEST_PAUSE_ASYNC, pause * GROWTH_ASYNC)
     return waiting.end_of(end)

@@ -198,8 +198,9 @@ class DelayqBackend(BaseTaskBackend):
         except InvalidMessage:
             raise TaskResultDoesNotExist(result_id) from None
         topics = sorted(self.queues or registry.known_topics())
+        ends = (find_end(topic, identity) for topic in topics)
         try:
-            facts = _live(topics, identity) or _ended(topics, identity)
+            facts = _live(topics, identity) or next(map(ended_facts, filter(None, ends)), None)
         except (UndecodableMessage, ValueError):
             facts = None
         if facts is None:
@@ -315,11 +316,4 @@ def _live(topics: Sequence[str], identity: bytes) -> Facts | None:
     for topic in rows.values_list("topic", flat=True):
         if kept := lookup.get(topic, identity):
             return live_facts(kept[0], topic, kept[1])
-    return None
-
-
-def _ended(topics: Sequence[str], identity: bytes) -> Facts | None:
-    for topic in topics:
-        if (end := find_end(topic, identity)) is not None:
-            return ended_facts(end)
     return None

@@ -251,13 +251,18 @@ def parse_instant(text: str) -> datetime:
     return when if django_settings.USE_TZ else timezone.make_naive(when)
 
 
+def parse_from_now(text: str) -> datetime:
+    """From a duration that begins now."""
+    return datetime.now(tz=zones.utc) + parse_duration(text)
+
+
 def parse_due(text: str) -> datetime:
     """From `now`, a duration from now on, a date or a datetime; aware, by TIME_ZONE unless the text
     has an offset."""
     if text == "now":
         return datetime.now(tz=zones.utc)
     if re.fullmatch(r"\d+[smhdw]", text):
-        return datetime.now(tz=zones.utc) + parse_duration(text)
+        return parse_from_now(text)
     try:
         return aware(parse_instant(text))
     except ArgumentTypeError:

@@ -47,13 +47,13 @@ def add_one(parser: ArgumentParser) -> None:
     parser.add_argument("--key", metavar="KEY", help="the business key, instead of ID")
 
 
-def one_target(options: dict[str, Any]) -> Target | None:
-    """The message that ID or --key names; None for neither. Raises InvalidMessage and UnknownTopic,
-    and CommandError for a contradiction."""
+def one_target(options: dict[str, Any]) -> Target:
+    """The message that ID or --key names. Raises InvalidMessage and UnknownTopic, and CommandError
+    for a contradiction or when nothing is named."""
     named = [name for name in ("id", "key") if options[name] is not None]
     given = [name for name in _FILTERS if options.get(name)]
     if not named:
-        return None
+        raise CommandError("Give ID or --key.", returncode=ExitCode.CONFIGURATION)
     if len(named) == 2 or given or options.get("all"):
         raise CommandError(
             "Name one message, by ID or by --key; or choose messages by filters.",

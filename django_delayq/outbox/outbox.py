@@ -154,10 +154,9 @@ def unheard() -> QuerySet[OutboxMessage]:
     # Those that Redis did not take at once are included.
     soon_ms = get_store().now_us() // 1000 + AGAIN_MS
     changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
-    rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
+    return OutboxMessage.objects.filter(
         changed | Q(status=OutboxStatus.WAITING, may_be_in_redis=True), relay_at_ms__lte=soon_ms
     )
-    return rows
 
 
 def still_open(items: list[Item]) -> list[Item]:

@@ -58,7 +58,7 @@ class FinishedStream:
             for consumer in client.xinfo_consumers(self._key, GROUP):
                 if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
                     client.xgroup_delconsumer(self._key, GROUP, consumer["name"])
-            return found  # type: ignore[no-any-return]
+            return found
 
         return self._in_group(take_over)
 

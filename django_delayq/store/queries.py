@@ -229,7 +229,7 @@ class Queries:
             for partition in partitions
         ]
         answers = self._client.read_all(reads) if reads else []
-        return {partition for partition, some in zip(partitions, answers, strict=True) if some}
+        return {partition for partition, exists in zip(partitions, answers, strict=True) if exists}
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline of the lease that ends first. None when nothing is leased."""

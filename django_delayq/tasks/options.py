@@ -264,9 +264,11 @@ def _refusal(name: str, known: frozenset[str]) -> str:
     return f"{here} has no option {name!r}. {hint}Its options are: {', '.join(sorted(known))}."
 
 
-def _max_attempts(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
-        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 1,000, not {value!r}.")
+def _whole(name: str, high: int, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise InvalidMessage(
+            f"{name} must be a whole number from 1 to {high:,}, not {value!r:.80}."
+        )
     return value
 
 
@@ -280,15 +282,6 @@ def _duration(name: str, high_s: int, value: Any) -> int:
 def _rate(value: Any) -> str:
     if problem := rate_problem(value):
         raise InvalidMessage(f"rate {problem}")
-    rate: str = value
-    return rate
-
-
-def _concurrency(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
-        raise InvalidMessage(
-            f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY:,}, not {value!r:.80}."
-        )
     return value
 
 
@@ -302,8 +295,7 @@ def _limit_by(value: Any) -> str:
             'limit_by is a template with the names of arguments, as "customer:{customer_id}", not '
             f"{value!r:.80}."
         )
-    template: str = value
-    return template
+    return value
 
 
 def _expires(value: Any) -> When:
@@ -363,7 +355,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "due_at": ("when", lambda value: When.at(instant_ms(value))),
     "ttr": ("ttr_ms", partial(_duration, "ttr", 86_400)),
     "max_runtime": ("max_runtime_ms", partial(_duration, "max_runtime", 7 * 86_400)),
-    "max_attempts": ("max_attempts", _max_attempts),
+    "max_attempts": ("max_attempts", partial(_whole, "max_attempts", 1000)),
     "backoff": ("backoff", _backoff),
     "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
@@ -384,7 +376,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
     "result": ("result", partial(_boolean, "result")),
     "rate": ("rate", _rate),
-    "concurrency": ("concurrency", _concurrency),
+    "concurrency": ("concurrency", partial(_whole, "concurrency", MAX_CONCURRENCY)),
     "limit_by": ("limit_by", _limit_by),
     "too_late": ("too_late_ms", partial(_duration, "too_late", 366 * 86_400)),
 }

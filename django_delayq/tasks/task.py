@@ -198,8 +198,7 @@ class Task(Generic[P, R]):
         return f"<delayed task {self.name} of topic {self.options.topic}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self.definition.func(*args, **kwargs)
-        return result
+        return self.definition.func(*args, **kwargs)
 
     @cached_property
     def placing(self) -> Self:

@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tests.databases.base import Server, on_path
 from tests.databases.processes import Child
@@ -26,6 +27,11 @@ class MariaDB(Server):
     @classmethod
     def _installed(cls) -> Path | None:
         return on_path("mariadbd", *_SBIN)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        # With TLS the driver would read all certificates of the machine for each connection.
+        return super().entry | {"OPTIONS": {"ssl_disabled": True}}
 
     def start(self) -> None:
         install_driver()

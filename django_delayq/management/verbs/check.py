@@ -160,24 +160,19 @@ def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(Level.CRITICAL, row.topic, words, "unserved")
     if row.paused:
         yield Problem(Level.WARNING, row.topic, "the topic is paused")
-    figures = {
-        "lag": timedelta() if row.paused else timedelta(seconds=row.lag),
-        "backlog": row.backlog,
-        "dead": row.dead_letters,
+    lag = timedelta() if row.paused else timedelta(seconds=row.lag)
+    figures: dict[str, tuple[Any, str]] = {
+        "lag": (lag, f"lag {_plain(lag)}"),
+        "backlog": (row.backlog, counted(row.backlog, "due message")),
+        "dead": (row.dead_letters, counted(row.dead_letters, "open dead letter")),
     }
-    for name, value in figures.items():
+    for name, (value, words) in figures.items():
         for level in (Level.CRITICAL, Level.WARNING):
             limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
             if limit is not None and value >= limit:
-                words = f"{_words(name, value)} (limit {_plain(limit)})"
-                yield Problem(level, row.topic, words, name if name in ("lag", "backlog") else "")
+                kind = name if name in ("lag", "backlog") else ""
+                yield Problem(level, row.topic, f"{words} (limit {_plain(limit)})", kind)
                 break
-
-
-def _words(name: str, value: Any) -> str:
-    if name == "lag":
-        return f"lag {_plain(value)}"
-    return counted(value, "due message" if name == "backlog" else "open dead letter")
 
 
 def _plain(value: Any) -> str:

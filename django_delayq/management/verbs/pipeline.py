@@ -78,7 +78,8 @@ class Command(Verb):
         """Run the job and print its report, or write its parameters."""
         job, self.reporter = JOBS[options["job_name"]], Reporter(self.stderr)
         try:
-            with handled((signal.SIGTERM,), _end):
+            # As Ctrl-C ends a job: files that were made for it are removed, as one with a password.
+            with handled((signal.SIGTERM,), lambda *_: sys.exit(128 + signal.SIGTERM)):
                 if options["write_params"]:
                     self._write_params(job, options)
                     return
@@ -136,12 +137,6 @@ class Command(Verb):
             self.stderr.write(str(found))
             sys.exit(int(code))
         raise CommandError(str(found), returncode=int(code)) from error
-
-
-def _end(*_: object) -> NoReturn:
-    """End as Ctrl-C ends a job: files that were made for the job are removed, for example one with
-    a password."""
-    sys.exit(128 + signal.SIGTERM)
 
 
 # The command line, made from the options of the jobs

@@ -69,11 +69,11 @@ class Command(Verb):
                 )
             return Answer(text="\n".join(lines), data=entries)
 
-        def progress(done: ArchivedAgain) -> None:
-            self.progress(_summary(done))
-
         done = archive_again(
-            rows, by=options["by"], reason=options["reason"][:1_000], progress=progress
+            rows,
+            by=options["by"],
+            reason=options["reason"][:1_000],
+            progress=lambda done: self.progress(_summary(done)),
         )
         answer = Answer(
             text=_summary(done), data={"count": done.count, "refused": dict(done.refused)}

@@ -73,7 +73,7 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
 
 
 def compared(
-    archive: DataFrame, lake: DataFrame, some: Sequence[Batch], most: int, ledger: Ledger
+    archive: DataFrame, lake: DataFrame, chosen: Sequence[Batch], most: int, ledger: Ledger
 ) -> tuple[list[Finding], dict[FindingKind, int]]:
     """Rows that differ (at most `most` of a kind), batches that nobody can vouch for, and how many
     there are of each.
@@ -87,14 +87,14 @@ def compared(
     ours, theirs = sums_of(archive), sums_of(lake)
     altered = [
         Finding(FindingKind.ALTERED_BATCH, row=batch.hi, batch=batch.number)
-        for batch in some
+        for batch in chosen
         if batch.committed
         not in (theirs.get(batch.number, NOTHING), ours.get(batch.number, NOTHING))
     ]
     counts = {FindingKind.ALTERED_BATCH: len(altered)} if altered else {}
     odd = [
         batch
-        for batch in some
+        for batch in chosen
         if ours.get(batch.number, NOTHING) != theirs.get(batch.number, NOTHING)
         and (batch.number in ours or not batch.pruned)
     ]
@@ -137,10 +137,10 @@ class LakeRepair:
     """Makes batches of the lake and their rows in SQL equal."""
 
     def __init__(
-        self, spark: SparkSession, database: Database, ledger: Ledger, some: Sequence[Batch]
+        self, spark: SparkSession, database: Database, ledger: Ledger, chosen: Sequence[Batch]
     ) -> None:
         self._spark, self._database, self._ledger = spark, database, ledger
-        self._batches = {batch.number: batch for batch in some}
+        self._batches = {batch.number: batch for batch in chosen}
 
     def run(self, found: Sequence[Finding], lake: DataFrame) -> list[bool]:
         """Repair, and return which findings were. `lake`: its rows with their batches. Raises
@@ -195,7 +195,9 @@ class LakeRepair:
         if written.files:
             lake.persist(attempt)
         # As the newest batch says: whoever reads only the last commit learns the same.
-        settled = (one.settled_at for one in reversed(lake.commits()) if one.kind == "append")
+        settled = (
+            commit.settled_at for commit in reversed(lake.commits()) if commit.kind == "append"
+        )
         commit = lake.add(
             Commit.of(
                 "repair",
