@@ -199,11 +199,11 @@ class Command(BaseCommand):
         def work(index: int, reload: bool = False) -> int:
             health_port = port and port + index
             if metrics is None:
-                return run(make_worker(index), health_port, reload)
+                return run(make_worker(index), health_port, reload=reload)
             with metrics.counting(index):
                 # One port answers for all processes.
                 page = None if index else metrics.page
-                return run(make_worker(index), health_port, reload, page)
+                return run(make_worker(index), health_port, reload=reload, metrics=page)
 
         if count == 1:
             return work(0, reload and not options["burst"])
