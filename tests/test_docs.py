@@ -6,12 +6,14 @@ import asyncio
 import inspect
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
@@ -20,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from django.core.management import call_command
 from django.dispatch import Signal
 from django.utils import timezone, translation
 
@@ -339,3 +342,28 @@ def test_follow_up_messages_and_the_counter_that_joins_do_what_the_page_says(
         "guide.split",
     ]
     assert done.count("guide.bind") == 1
+
+
+def test_the_code_that_erases_a_persons_data_does_what_the_page_says(
+    hands: Hands, declared: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+
+    @django_delayq.delayed_task(name="guide.greet")
+    def greet(customer_id: int) -> None: ...
+
+    greet.enqueue(42)
+    hands.work()
+    greet.enqueue(42)
+    greet.enqueue(customer_id=43)
+    (code,) = blocks(docs("how-to/erase-a-persons-data.md"))
+    guide: dict[str, Any] = {"LAKE": str(tmp_path / "lake")}
+    exec(code, guide)
+    assert guide["forget"](42, "anna") == (True, {"queue": 1, "archive": 2})
+    rows = [(row.state, "erased" in row.body) for row in hands.archive()]
+    assert rows == [("acked", True), ("cancelled", True)]
+    assert hands.work() == 1
+    for line in re.findall(r"manage.py delayq (erase .*)", docs("how-to/erase-a-persons-data.md")):
+        out = StringIO()
+        call_command("delayq", *shlex.split(line), "--yes", stdout=out)
+        assert "erased: nothing found" in out.getvalue()

@@ -69,7 +69,12 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
     if options.durable:
         if alias is not None:
             on_commit.give_way(items)
-        items, refused = outbox.accept(items)
+        unsent = [
+            item.message.id
+            for item in items
+            if item.message.replaces and on_commit.find(*item.address)
+        ]
+        items, refused = outbox.accept(items, unsent)
         sender.duplicates += refused
     if alias is not None and items:
         on_commit.add(alias, items)

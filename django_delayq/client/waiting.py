@@ -50,23 +50,30 @@ class Wait:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def check(self) -> End | None:
-        """How it has ended; None while it goes on. Raises NoResult when nobody knows, WaitTimeout,
-        and InvalidMessage."""
+        """How it has ended; None while it goes on. Of a message that was replaced: how the
+        replacement has ended. Raises NoResult when nobody knows, WaitTimeout, and
+        InvalidMessage."""
         # Not only when nothing is live: an earlier message may have the key.
         if not self._receipt.outcome and on_commit.find(*self._address):
             raise InvalidMessage(
                 "This message is sent when the open transaction commits: wait after that."
             )
-        if not self._is_live():
+        is_live, end = self._is_live(), None
+        if not is_live:
             end = find_end(*self._address, self._stamp_us)
-            if end is None:
-                raise NoResult
-            return end
-        if self.left() <= 0:
+        if not is_live and end is None and self._stamp_us is not None:
+            # It has not ended: another took its place.
+            replaced_us, self._stamp_us = self._stamp_us, None
+            is_live = self._is_live()
+            newest = None if is_live else find_end(*self._address)
+            end = newest if newest and newest.stamp_us > replaced_us else None
+        if is_live and self.left() <= 0:
             raise WaitTimeout(
                 f"Message {self._receipt.id} has not ended within {self._timeout:g} s. It goes on."
             )
-        return None
+        if not is_live and end is None:
+            raise NoResult
+        return end
 
     def pause(self, seconds: float) -> End | None:
         """Wait so long, or until there is a result."""

@@ -4,7 +4,7 @@ anything."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -132,6 +132,17 @@ class Queries:
             self._client.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH)))
         )
         return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+
+    def records(self, partition: Partition) -> Iterator[Mapping[bytes, bytes]]:
+        """Pages of all that is live in a partition, id -> record: first what follows a run, then
+        what waits or runs. Whatever is live all the time is seen, also when its state changes."""
+        names = keys.partition_keys(self._client.prefix, partition)
+        # A follower has its due time, of 6 bytes, before its record.
+        for key, record_at in ((names[7], 6), (names[4], 0)):
+            cursor: Any = None
+            while cursor != 0:
+                cursor, page = self._client.command("HSCAN", key, cursor or 0, "COUNT", BATCH)
+                yield {message_id: record[record_at:] for message_id, record in page.items()}
 
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""

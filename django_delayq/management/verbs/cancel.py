@@ -21,7 +21,7 @@ from ...operators import operations
 from ...operators.waiting_selection import cancel_waiting, waiting_messages
 from ...store import get_store
 from ...worker.process.runner import ExitCode
-from ..cli import Answer, ShellUser, Verb, add_record
+from ..cli import Answer, ShellUser, Verb, add_record, filled
 from ..targets import HEAD, RIGHT, add_filters, add_one, one_target, selection_of, table_row
 
 
@@ -31,7 +31,11 @@ class Command(Verb):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and for the record."""
         parser.add_argument(
-            "topic", nargs="?", metavar="TOPIC", help="(default with filters: all topics)"
+            "topic",
+            type=filled,
+            nargs="?",
+            metavar="TOPIC",
+            help="(default with filters: all topics)",
         )
         add_one(parser)
         add_filters(parser)

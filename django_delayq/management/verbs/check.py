@@ -13,18 +13,17 @@ Exit codes: 0 fine, 1 warning, 2 critical (also: Redis is away), 3 unknown (the 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from django.core.management.base import CommandError
 from django.db import Error
 
 from ...core.conf import get_settings
-from ...core.exceptions import StoreError
-from ...core.present import counted
+from ...core.exceptions import DelayQError, StoreError
+from ...core.present import counted, on_one_line
 from ...core.times import in_words
 from ...outbox.existing import check_existing
 from ...stats.alerts.conditions import breaches, read_figures
@@ -80,13 +79,19 @@ class Command(Verb):
                 help=f"open dead letters from which it is {level} (default: {dead or 'no limit'})",
             )
 
-    def failure(self, error: Exception) -> CommandError:
-        """Without Redis nothing is well."""
-        level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
-        return CommandError(f"DELAYQ {level.name} - {error}", returncode=level)
-
     def run(self, options: dict[str, Any]) -> Answer:
-        """The worst level, and all problems."""
+        """The worst level, and all problems. Who reads the answer reads it also when there are no
+        figures."""
+        try:
+            return self._compared(options)
+        except (DelayQError, Error) as error:
+            # Without Redis nothing is well.
+            level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
+            words = on_one_line(str(error))
+            problems = [Problem(level, "", words)]
+            return _answer(level, problems, words, data={"at": None, "topics": []})
+
+    def _compared(self, options: dict[str, Any]) -> Answer:
         get_store().clock_ms()  # raises while Redis is away
         if options["topic"]:
             check_existing(options["topic"])
@@ -113,29 +118,36 @@ class Command(Verb):
             or f"{counted(len(topics), 'topic')} {'is' if len(topics) == 1 else 'are'} fine"
         )
         figures = " ".join(_figures(row, options) for row in topics)
-        return Answer(
-            text=f"DELAYQ {worst.name} - {summary}" + (f" | {figures}" if figures else ""),
-            data={
-                "level": worst.name.lower(),
-                "at": now.at,
-                "problems": [
-                    {"level": level.name.lower(), "topic": topic, "problem": text}
-                    for level, topic, text, _ in problems
-                ],
-                "topics": [
-                    {
-                        "topic": row.topic,
-                        "lag": row.lag,
-                        "backlog": row.backlog,
-                        "dead_letters": row.dead_letters,
-                        "workers": row.workers,
-                        "paused": row.paused is not None,
-                    }
-                    for row in topics
-                ],
-            },
-            code=worst,
-        )
+        data = {
+            "at": now.at,
+            "topics": [
+                {
+                    "topic": row.topic,
+                    "lag": row.lag,
+                    "backlog": row.backlog,
+                    "dead_letters": row.dead_letters,
+                    "workers": row.workers,
+                    "paused": row.paused is not None,
+                }
+                for row in topics
+            ],
+        }
+        text = summary + (f" | {figures}" if figures else "")
+        return _answer(worst, problems, text, data=data)
+
+
+def _answer(
+    level: Level, problems: Sequence[Problem], text: str, *, data: dict[str, Any]
+) -> Answer:
+    shown = [
+        {"level": one.level.name.lower(), "topic": one.topic, "problem": one.words}
+        for one in problems
+    ]
+    return Answer(
+        text=f"DELAYQ {level.name} - {text}",
+        data={"level": level.name.lower(), "problems": shown, **data},
+        code=level,
+    )
 
 
 def _with_alerts(problems: list[Problem], topic: str) -> list[Problem]:

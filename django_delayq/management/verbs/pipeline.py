@@ -49,6 +49,7 @@ from ..cli import (
     HelpFormatter,
     Reporter,
     Verb,
+    filled,
     parse_duration,
     parse_instant,
     user_of_shell,
@@ -177,7 +178,7 @@ def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
             "--until", type=_utc, metavar="TIME", help="Only what finished before then."
         )
     if "topic" in takes:
-        parser.add_argument("--topic", help="Only this topic.")
+        parser.add_argument("--topic", type=filled, help="Only this topic.")
     parser.add_argument(
         "--dry-run", action="store_true", help="Say what would be done; change nothing."
     )

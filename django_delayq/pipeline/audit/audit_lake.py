@@ -23,7 +23,7 @@ from ...core.times import aware
 from ...models import OperatorAction
 from ..job_errors import LakeError
 from ..lake import batches
-from ..lake.lake import Commit
+from ..lake.lake import BatchSum, Commit, batch_sums
 from ..lake.ledger import PRUNED, Ledger
 from ..lake.reader import read_files
 from ..params import Database
@@ -60,12 +60,7 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
     """In the order of their ids."""
     pruned = {row.lo for row in ledger.batches if row.state == PRUNED or row.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
-    sums = {commit.lo: (commit.rows, int(commit.signature or 0)) for commit in appended}
-    sums |= {
-        commit.lo: (commit.batch_rows, int(commit.batch_signature or 0))
-        for commit in commits
-        if commit.kind == "repair"
-    }
+    sums = {lo: (one.rows, int(one.signature or 0)) for lo, one in batch_sums(commits).items()}
     return [
         Batch(number, commit.lo, commit.hi, sums[commit.lo], commit.lo in pruned)
         for number, commit in enumerate(appended)
@@ -207,8 +202,7 @@ class LakeRepair:
                 hours=sorted({*written.hours, *hours}),
                 settled_at=next(settled, ""),
                 removes=[file.path for file in old],
-                batch_rows=own.rows,
-                batch_signature=str(own.signature),
+                batches=[BatchSum(batch.lo, own.rows, str(own.signature))],
                 archive=ledger.archive,
             )
         )
