@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from django_delayq.store.finished import GROUP
-from django_delayq.store.keys import Partition, finished_key
+from django_delayq.store.keys import Partition, finished_key, topics_key
 from tests.acceptance import tasks
 from tests.acceptance.harness import Figure, Queue
 from tests.acceptance.process import ROOT
@@ -23,7 +23,8 @@ from tests.stats.alerts.conftest import Webhook
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
-NOBODY = Partition("nobody", 0)
+#: A topic of which the ghost alone has an entry: a killed worker leaves entries of others behind.
+KEPT = Partition("kept", 0)
 KINDS = ("backlog", "lag", "dead", "unserved", "archive_lag", "outbox", "audit")
 #: Seconds between two looks of a worker.
 EVERY = 0.5
@@ -32,7 +33,7 @@ RULES = [
     {"kind": "lag", "limit": 1, "topics": ["nobody"]},
     {"kind": "dead", "topics": ["default"]},
     {"kind": "unserved", "topics": ["nobody"], "after": 0},
-    {"kind": "archive_lag", "limit": 3},
+    {"kind": "archive_lag", "limit": 3, "topics": ["kept"]},
     {"kind": "outbox", "limit": 3},
     {"kind": "audit"},
     {"kind": "redis", "after": 1},
@@ -60,7 +61,7 @@ def queue(server: Server, tmp_path: Path, webhook: Webhook) -> Iterator[Queue]:
         "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
     }
     options: dict[str, Any] = {
-        "TOPICS": {"nobody": {}},
+        "TOPICS": {"nobody": {}, "kept": {}},
         "ALERTS": [{"name": str(rule["kind"]), "to": webhook.url, **rule} for rule in RULES],
         "ALERT_SECRET": "shh",
     }
@@ -92,7 +93,8 @@ class Ghost:
 
     def __init__(self, queue: Queue) -> None:
         self._redis = queue.store.client.redis
-        self._key = finished_key(queue.prefix, NOBODY)
+        self._key = finished_key(queue.prefix, KEPT)
+        self._redis.sadd(topics_key(queue.prefix), "kept:1")
         self._redis.xgroup_create(self._key, GROUP, id="0", mkstream=True)
         with self._redis.pipeline(transaction=True) as pipeline:
             pipeline.xadd(self._key, {"id": "x"})
