@@ -602,5 +602,78 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="Alert",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("rule", models.CharField(max_length=100)),
+                ("kind", models.CharField(max_length=20)),
+                ("topic", models.CharField(blank=True, max_length=64)),
+                ("open_key", models.CharField(max_length=170, null=True, unique=True)),
+                ("value", models.FloatField()),
+                ("words", models.TextField()),
+                ("holds", models.BooleanField(default=True)),
+                ("changed_at", models.DateTimeField()),
+                ("seen_at", models.DateTimeField()),
+                ("began_at", models.DateTimeField(null=True)),
+                ("ended_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "verbose_name": "alert",
+                "verbose_name_plural": "alerts",
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditRun",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("finished_at", models.DateTimeField(auto_now_add=True, db_index=True)),
+                ("findings", models.PositiveBigIntegerField()),
+                ("kinds", models.TextField(default="{}")),
+            ],
+            options={
+                "verbose_name": "audit",
+                "verbose_name_plural": "audits",
+            },
+        ),
+        migrations.CreateModel(
+            name="AlertDelivery",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("target", models.CharField(max_length=500)),
+                ("event", models.CharField(max_length=5)),
+                ("attempts", models.PositiveIntegerField(default=0)),
+                ("next_try_at", models.DateTimeField(db_index=True, null=True)),
+                ("delivered_at", models.DateTimeField(null=True)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "alert",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="deliveries",
+                        to="django_delayq.alert",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "message of an alert",
+                "verbose_name_plural": "messages of alerts",
+            },
+        ),
         migrations.RunPython(add_indexes, remove_indexes, atomic=False),
     ]

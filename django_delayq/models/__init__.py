@@ -7,7 +7,9 @@ messages).
 from __future__ import annotations
 
 from ..core.message import Final
+from .alert import Alert, AlertDelivery
 from .archived import ArchivedMessage, UnarchivableEntry
+from .audit_run import AuditRun
 from .hourly_rows import TaskDay, TopicHour
 from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
@@ -26,7 +28,7 @@ __all__ = [
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
-    "TaskDay", "TopicHour",
+    "TaskDay", "TopicHour", "Alert", "AlertDelivery", "AuditRun",
     "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",
 ]  # fmt: skip

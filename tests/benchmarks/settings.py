@@ -25,7 +25,10 @@ DELAYQ = {
     "TOPICS": {
         "bench": {"partitions": int(os.environ.get("DELAYQ_BENCH_PARTITIONS", "1"))},
         "paced": {"rate": "100/s"},
+        **{f"many.{n:04}": {} for n in range(int(os.environ.get("DELAYQ_BENCH_TOPICS", "0")))},
     },
+    "METRICS": os.environ.get("DELAYQ_BENCH_METRICS") == "1",
+    "METRICS_MAX_TOPICS": 2_000,
     # As by default. Where no archiver runs beside the workers the finished stream grows, and must
     # not stop them.
     "ARCHIVE": os.environ.get("DELAYQ_BENCH_ARCHIVE", "all"),

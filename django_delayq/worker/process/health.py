@@ -14,6 +14,9 @@ from ...core.exceptions import ConfigurationError
 
 logger = logging.getLogger("delayq.worker")
 
+#: The text format of Prometheus.
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
 
 @contextmanager
 def probes(
@@ -21,9 +24,10 @@ def probes(
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
     figures: Callable[[], Any],
+    metrics: Callable[[], bytes] | None = None,
 ) -> Iterator[int]:
     """Answers probes on a port, which it gives. /healthz: the process is able to work. /readyz: it
-    claims messages. Bodies are JSON figures.
+    claims messages. Bodies are JSON figures. /metrics: for Prometheus, where there are metrics.
 
     Raises ConfigurationError when the port cannot be used.
     """
@@ -31,11 +35,22 @@ def probes(
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            check = checks.get(self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            if path == "/metrics" and metrics is not None:
+                try:
+                    body = metrics()
+                except Exception:  # of a collector of the project, for example
+                    logger.exception("the metrics cannot be read")
+                    return self._answer(500, METRICS_TYPE, b"")
+                return self._answer(200, METRICS_TYPE, body)
+            check = checks.get(path)
             status = 404 if check is None else 200 if check() else 503
             body = json.dumps({} if check is None else figures()).encode()
+            return self._answer(status, "application/json", body)
+
+        def _answer(self, status: int, content_type: str, body: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -52,7 +67,8 @@ def probes(
     threading.Thread(
         target=server.serve_forever, args=(0.1,), name="delayq-health", daemon=True
     ).start()
-    logger.info("health probes on port %d: /healthz /readyz", server.server_port)
+    paths = "/healthz /readyz" if metrics is None else "/healthz /readyz /metrics"
+    logger.info("health probes on port %d: %s", server.server_port, paths)
     try:
         yield server.server_port
     finally:

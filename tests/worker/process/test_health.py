@@ -54,7 +54,35 @@ def test_worker_that_stops_is_not_ready(port: int, answers: Answers) -> None:
 
 
 def test_other_paths_are_unknown(port: int) -> None:
+    assert get(port, "/") == (404, {})
+
+
+def test_without_metrics_their_path_is_unknown(port: int) -> None:
     assert get(port, "/metrics") == (404, {})
+
+
+def test_metrics_are_text_for_prometheus() -> None:
+    with (
+        probes(0, lambda: True, lambda: True, dict, lambda: b"delayq_redis_up 1\n") as port,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+    ):
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert answer.read() == b"delayq_redis_up 1\n"
+
+
+def test_metrics_that_cannot_be_read_are_logged_and_cost_no_probe(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken() -> bytes:
+        raise ValueError("a collector of the project")
+
+    with probes(0, lambda: True, lambda: True, dict, broken) as port:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        error.value.close()
+        assert error.value.code == 500
+        assert get(port, "/healthz")[0] == 200
+    assert "the metrics cannot be read" in caplog.text
 
 
 def test_port_is_free_again_after_the_stop() -> None:
