@@ -157,7 +157,7 @@ def test_topics_and_weights_reach_the_worker(
     assert (worker.options.concurrency, worker.options.shutdown_timeout) == (5, 7.0)
     assert worker.shared.settings.topics["orders"].weight == 3
     assert "orders" not in get_settings().topics
-    assert (args, kwargs) == ((0,), {"reload": False})
+    assert (args, kwargs) == ((("127.0.0.1", 0),), {"reload": False})
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_several_processes_have_a_supervisor(
     monkeypatch.setattr(module, "Supervisor", Recorded)
     monkeypatch.setattr(module, "run", lambda worker, port, **options: asked.append(port) or 0)
     run_delayq("--processes", "3", "--health-port", "9000")
-    assert asked == [3, False, 9001]
+    assert asked == [3, False, ("127.0.0.1", 9001)]
     run_delayq("--processes", "2", "--max-messages", "5")
     assert asked[3:5] == [2, True]
 

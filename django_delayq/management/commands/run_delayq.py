@@ -28,6 +28,7 @@ from ...stats.unserved import unserved_topics
 from ...store import get_store
 from ...worker.process import startup
 from ...worker.process.console import configure_logging
+from ...worker.process.health import Address
 from ...worker.process.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
 from ...worker.process.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
@@ -78,6 +79,12 @@ class Command(BaseCommand):
             whole(0, 65535),
             "port of /healthz, /readyz and /metrics; each further process takes the next port, "
             "without /metrics: the first one answers for all",
+        )
+        add(
+            "health-host",
+            "127.0.0.1",
+            str,
+            "address that the health port listens on; 0.0.0.0 or :: for probes from outside",
         )
         add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
         parser.add_argument("--burst", action="store_true", help="stop when no message is due")
@@ -163,7 +170,7 @@ class Command(BaseCommand):
             return run_services(
                 sql_services(store, f"{socket.gethostname()}:{os.getpid()}"),
                 options["burst"],
-                options["health_port"],
+                _health_address(options),
                 metrics.page if metrics else None,
             )
         settings = replace(settings, topics={**settings.topics, **weighted})
@@ -176,7 +183,7 @@ class Command(BaseCommand):
         worker_options: WorkerOptions,
         metrics: WorkerMetrics | None,
     ) -> int:
-        count, port = options["processes"], options["health_port"]
+        count = options["processes"]
         reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
 
         def make_worker(index: int) -> Worker:
@@ -197,13 +204,13 @@ class Command(BaseCommand):
             )
 
         def work(index: int, reload: bool = False) -> int:
-            health_port = port and port + index
+            health_at = _health_address(options, index)
             if metrics is None:
-                return run(make_worker(index), health_port, reload=reload)
+                return run(make_worker(index), health_at, reload=reload)
             with metrics.counting(index):
                 # One port answers for all processes.
                 page = None if index else metrics.page
-                return run(make_worker(index), health_port, reload=reload, metrics=page)
+                return run(make_worker(index), health_at, reload=reload, metrics=page)
 
         if count == 1:
             return work(0, reload and not options["burst"])
@@ -240,6 +247,12 @@ def _log_format(text: str) -> str:  # choices= would not check the environment v
 def _sayer(log_format: str, stdout: Any) -> startup.Say:
     """How to write a line for people. With JSON logs it is a log line: a program reads stdout."""
     return (lambda line: logger.info("%s", line.strip())) if log_format == "json" else stdout.write
+
+
+def _health_address(options: dict[str, Any], index: int = 0) -> Address | None:
+    """Where process `index` answers probes; port 0 is any that is free."""
+    port = options["health_port"]
+    return None if port is None else Address(options["health_host"], port and port + index)
 
 
 def _metrics(options: dict[str, Any]) -> WorkerMetrics | None:

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from socket import AF_INET, AF_INET6
+from typing import Any, NamedTuple
 
 from ...core.exceptions import ConfigurationError
 
@@ -18,16 +19,24 @@ logger = logging.getLogger("delayq.worker")
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class Address(NamedTuple):
+    """Where the health port listens."""
+
+    host: str
+    port: int
+    """0: any that is free."""
+
+
 @contextmanager
 def probes(
-    port: int,
+    address: Address,
     healthy: Callable[[], bool],
     ready: Callable[[], bool],
     figures: Callable[[], Any],
     metrics: Callable[[], bytes] | None = None,
 ) -> Iterator[int]:
-    """Answers probes on a port, which it gives. /healthz: the process is able to work. /readyz: it
-    claims messages. Bodies are JSON figures. /metrics: for Prometheus, where there are metrics.
+    """Answers probes on a port, whose number it gives. /healthz: the process is able to work.
+    /readyz: it claims messages. Bodies are JSON figures. /metrics: for Prometheus, where there are metrics.
 
     Raises ConfigurationError when the port cannot be used.
     """
@@ -58,17 +67,21 @@ def probes(
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class' name
             """Probes come every few seconds and are not worth a line."""
 
+    class Server(ThreadingHTTPServer):
+        address_family = AF_INET6 if ":" in address.host else AF_INET
+
     try:
-        server = ThreadingHTTPServer(("", port), Handler)
+        server = Server(address, Handler)
     except OSError as error:
         raise ConfigurationError(
-            f"--health-port {port} cannot be used: {error.strerror}."
+            f"--health-port {address.port} cannot be used on --health-host {address.host}: "
+            f"{error.strerror}."
         ) from error
     threading.Thread(
         target=server.serve_forever, args=(0.1,), name="delayq-health", daemon=True
     ).start()
     paths = "/healthz /readyz" if metrics is None else "/healthz /readyz /metrics"
-    logger.info("health probes on port %d: %s", server.server_port, paths)
+    logger.info("health probes on %s port %d: %s", address.host, server.server_port, paths)
     try:
         yield server.server_port
     finally:

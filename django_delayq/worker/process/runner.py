@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ...core.service import Service, Sleeper
 from ..worker import Worker
 from .console import Console
-from .health import probes
+from .health import Address, probes
 from .reloader import Reloader
 from .supervisor import STOP_SIGNALS
 
@@ -56,7 +56,7 @@ class ExitCode(IntEnum):
 
 def run(
     worker: Worker,
-    health_port: int | None = None,
+    health_at: Address | None = None,
     reload: bool = False,
     metrics: Callable[[], bytes] | None = None,
 ) -> int:
@@ -70,9 +70,9 @@ def run(
 
     health = (
         contextlib.nullcontext()
-        if health_port is None
+        if health_at is None
         else probes(
-            health_port,
+            health_at,
             lambda: not worker.stuck,
             lambda: worker.ready,
             worker.figures,
@@ -114,7 +114,7 @@ def run(
 def run_services(
     services: Sequence[Service],
     burst: bool,
-    health_port: int | None = None,
+    health_at: Address | None = None,
     metrics: Callable[[], bytes] | None = None,
 ) -> int:
     """Host services without a worker until a signal, or with `burst` until they have no work.
@@ -129,8 +129,8 @@ def run_services(
 
     health = (
         contextlib.nullcontext()
-        if health_port is None
-        else probes(health_port, lambda: True, ready, figures, metrics)
+        if health_at is None
+        else probes(health_at, lambda: True, ready, figures, metrics)
     )
     with _signals(progress) as stop_requested, health:
         for service in services:
