@@ -36,7 +36,8 @@ def probes(
     metrics: Callable[[], bytes] | None = None,
 ) -> Iterator[int]:
     """Answers probes on a port, whose number it gives. /healthz: the process is able to work.
-    /readyz: it claims messages. Bodies are JSON figures. /metrics: for Prometheus, where there are metrics.
+    /readyz: it claims messages. Bodies are JSON figures. /metrics: for Prometheus, where there are
+    metrics.
 
     Raises ConfigurationError when the port cannot be used.
     """
