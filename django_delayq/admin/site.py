@@ -120,7 +120,7 @@ def register_action(route: str, name: str, *permissions: str) -> Callable[[V], V
     return decorate
 
 
-def urls(site: AdminSite) -> list[URLPattern]:
+def page_urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
     # Outside the transaction of ATOMIC_REQUESTS: an enqueue has to fail here and not at the commit,
     # and the record of an action must survive a page that fails.

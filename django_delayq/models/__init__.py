@@ -7,6 +7,7 @@ messages).
 from __future__ import annotations
 
 from ..core.message import Final
+from .api_token import ApiRight, ApiToken
 from .archived import ArchivedMessage, UnarchivableEntry
 from .hourly_rows import TaskDay, TopicHour
 from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
@@ -16,6 +17,7 @@ from .outbox_message import OutboxMessage, OutboxStatus
 from .recurring_task import RecurringTask
 
 __all__ = [
+    "ApiRight", "ApiToken",
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
