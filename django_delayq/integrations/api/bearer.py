@@ -66,8 +66,8 @@ class Caller:
         )
 
     def topic(self, right: str, name: str) -> str:
-        """The whole name of a topic, in which the caller has the right (of ApiRight). Raises Problem 403: the
-        same whether there is such a topic or not."""
+        """The whole name of a topic in which the caller has the right (of ApiRight). Raises Problem
+        403: the same whether there is such a topic or not."""
         whole = self.namespace + name
         if right not in self.rights or not is_matched(self.patterns, name):
             raise Problem(403, "forbidden", f"This token may not {right} in this topic.")

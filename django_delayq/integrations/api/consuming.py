@@ -14,7 +14,6 @@ from hmac import compare_digest
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Router
 
 from ...core import signals
 from ...core.exceptions import (
@@ -49,18 +48,17 @@ from .documents import Consume, Extended, Held, Leased, Nack, Release, Settled
 from .idempotency import once
 from .lease_tokens import HeldMessage, lease_token_of, read_lease_token
 from .problems import Problem, answer
+from .router import router
 from .sending import REPEATABLE
 
 logger = logging.getLogger("delayq.api")
-router = Router(tags=["consume"])
-
 #: Seconds between two looks of a process at the leases of a partition that have ended.
 RECLAIM_EVERY = 1.0
 #: How long a message of a newer version waits for a server that can read it.
 NEWER_DELAY_MS = 5_000
 
 
-@router.post("/consume", response=Leased)
+@router.post("/consume", tags=["consume"], response=Leased)
 def consume(request: HttpRequest, body: Consume) -> HttpResponse:
     """Claim due messages, and hold them for `ttr` seconds each: ack, nack, extend or release them
     by their leases."""
@@ -72,7 +70,7 @@ def consume(request: HttpRequest, body: Consume) -> HttpResponse:
     return answer({"messages": consumer.consume(caller, topics, body.count, body.wait)})
 
 
-@router.post("/leases/ack", response=Settled, openapi_extra=REPEATABLE)
+@router.post("/leases/ack", tags=["consume"], response=Settled, openapi_extra=REPEATABLE)
 @once
 def ack_lease(request: HttpRequest, body: Held) -> HttpResponse:
     """The message is done."""
@@ -81,7 +79,7 @@ def ack_lease(request: HttpRequest, body: Held) -> HttpResponse:
         return _settle(shared, outcome)
 
 
-@router.post("/leases/nack", response=Settled, openapi_extra=REPEATABLE)
+@router.post("/leases/nack", tags=["consume"], response=Settled, openapi_extra=REPEATABLE)
 @once
 def nack_lease(request: HttpRequest, body: Nack) -> HttpResponse:
     """The attempt has failed. The message runs again after a wait, or is dead."""
@@ -97,7 +95,7 @@ def nack_lease(request: HttpRequest, body: Nack) -> HttpResponse:
         return _settle(shared, outcome)
 
 
-@router.post("/leases/release", response=Settled, openapi_extra=REPEATABLE)
+@router.post("/leases/release", tags=["consume"], response=Settled, openapi_extra=REPEATABLE)
 @once
 def release_lease(request: HttpRequest, body: Release) -> HttpResponse:
     """Give the message back: this attempt does not count."""
@@ -108,7 +106,7 @@ def release_lease(request: HttpRequest, body: Release) -> HttpResponse:
         return _settle(shared, outcome)
 
 
-@router.post("/leases/extend", response=Extended)
+@router.post("/leases/extend", tags=["consume"], response=Extended)
 def extend_lease(request: HttpRequest, body: Held) -> HttpResponse:
     """Hold the message for another `ttr` seconds."""
     with _held(request, body.lease) as (shared, lease, _task):
@@ -125,7 +123,8 @@ class Consumer:
         self._store = store
         self._claims = Claims(store, store.client.settings)
         self._arrivals = Arrivals(store)
-        self._hold = ClaimHold(relay.before_claims, lambda: None)
+        self._freed = threading.Event()
+        self._hold = ClaimHold(relay.before_claims, self._freed.set)
         self._reclaimed_at: dict[Partition, float] = {}
 
     def consume(
@@ -155,8 +154,8 @@ class Consumer:
         leased: list[dict[str, Any]] = []
         next_due: list[int] = []
         try:
-            if self._hold.must_wait():
-                return leased, None
+            while self._hold.must_wait():
+                self._freed.wait(0.05)
             for partition in self._partitions(topics):
                 if len(leased) >= count:
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Path, Router
+from ninja import Path
 
 from ...archive.selection import Rows
 from ...models import ApiRight
@@ -23,12 +23,11 @@ from .documents import (
 from .idempotency import once
 from .problems import answer
 from .reading import open_dead_letters, topic_document
+from .router import router
 from .sending import REPEATABLE, parse_due_at
 
-router = Router(tags=["operate"])
 
-
-@router.post("/topics/{topic}/pause", response=TopicFigures)
+@router.post("/topics/{topic}/pause", tags=["operate"], response=TopicFigures)
 def hold_topic(request: HttpRequest, topic: Path[TopicName], body: PauseOrder) -> HttpResponse:
     """Claim nothing more. What is held goes on."""
     caller = caller_of(request)
@@ -38,7 +37,7 @@ def hold_topic(request: HttpRequest, topic: Path[TopicName], body: PauseOrder) -
     return answer(topic_document(caller, whole))
 
 
-@router.post("/topics/{topic}/resume", response=TopicFigures)
+@router.post("/topics/{topic}/resume", tags=["operate"], response=TopicFigures)
 def free_topic(request: HttpRequest, topic: Path[TopicName], body: ResumeOrder) -> HttpResponse:
     """Claim again."""
     caller = caller_of(request)
@@ -47,7 +46,12 @@ def free_topic(request: HttpRequest, topic: Path[TopicName], body: ResumeOrder) 
     return answer(topic_document(caller, whole))
 
 
-@router.post("/topics/{topic}/dead-letters/replay", response=Changed, openapi_extra=REPEATABLE)
+@router.post(
+    "/topics/{topic}/dead-letters/replay",
+    tags=["operate"],
+    response=Changed,
+    openapi_extra=REPEATABLE,
+)
 @once
 def replay_dead_letters(
     request: HttpRequest, topic: Path[TopicName], body: ReplayOrder
@@ -61,7 +65,12 @@ def replay_dead_letters(
     return answer(_changed(done))
 
 
-@router.post("/topics/{topic}/dead-letters/discard", response=Changed, openapi_extra=REPEATABLE)
+@router.post(
+    "/topics/{topic}/dead-letters/discard",
+    tags=["operate"],
+    response=Changed,
+    openapi_extra=REPEATABLE,
+)
 @once
 def discard_dead_letters(
     request: HttpRequest, topic: Path[TopicName], body: DiscardOrder

@@ -18,10 +18,11 @@ from ninja.parser import Parser
 
 from ...core.exceptions import DelayQError
 from ...core.version import PACKAGE_VERSION
-from . import consuming, controlling, reading, sending
+from . import consuming, controlling, reading, sending  # noqa: F401 - they fill the router
 from .bearer import Bearer, Caller
 from .documents import ProblemDocument
 from .problems import Problem
+from .router import router
 
 logger = logging.getLogger("delayq.api")
 
@@ -66,8 +67,7 @@ api = _Api(
     auth=bearer,
     parser=_JsonParser(),
 )
-for part in (sending, consuming, reading, controlling):
-    api.add_router("", part.router)
+api.add_router("", router)
 
 
 @api.exception_handler(Problem)

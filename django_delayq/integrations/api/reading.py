@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from django.db import Error, connections
 from django.http import HttpRequest, HttpResponse
-from ninja import Path, Query, Router
+from ninja import Path, Query
 
 from ...archive.endings import find_end
 from ...archive.selection import Rows, Selection
@@ -38,17 +38,16 @@ from .documents import (
     Waiting,
 )
 from .problems import Problem, answer
+from .router import router
 
 logger = logging.getLogger("delayq.api")
-router = Router(tags=["inspect"])
-
 #: Topics in one answer.
 MOST_TOPICS = 1000
 _Limit = Annotated[int, Query(ge=1, le=500)]
 _Cursor = Annotated[str | None, Query(max_length=100)]
 
 
-@router.get("/topics", response=TopicList)
+@router.get("/topics", tags=["inspect"], response=TopicList)
 def list_topics(request: HttpRequest) -> HttpResponse:
     """The topics of the token that have, or had, messages: the first 1,000 by name."""
     caller = _reader(request)
@@ -56,14 +55,14 @@ def list_topics(request: HttpRequest) -> HttpResponse:
     return answer({"topics": figures[:MOST_TOPICS], "more": len(figures) > MOST_TOPICS})
 
 
-@router.get("/topics/{topic}", response=TopicFigures)
+@router.get("/topics/{topic}", tags=["inspect"], response=TopicFigures)
 def read_topic(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     """The sizes of one topic."""
     caller = caller_of(request)
     return answer(topic_document(caller, caller.topic(ApiRight.INSPECT, topic)))
 
 
-@router.get("/stats", response=Totals)
+@router.get("/stats", tags=["inspect"], response=Totals)
 def read_totals(request: HttpRequest) -> HttpResponse:
     """Sums over all topics of the token."""
     figures = _figures(_reader(request))
@@ -75,7 +74,7 @@ def read_totals(request: HttpRequest) -> HttpResponse:
     return answer({"topics": len(figures), **sums, "lag": lag, "counters": counters})
 
 
-@router.get("/topics/{topic}/messages", response=Waiting)
+@router.get("/topics/{topic}/messages", tags=["inspect"], response=Waiting)
 def peek_messages(
     request: HttpRequest,
     topic: Path[TopicName],
@@ -89,7 +88,7 @@ def peek_messages(
     return answer({"messages": messages, "cursor": page.cursor})
 
 
-@router.get("/topics/{topic}/message", response=ShownMessage | Ended)
+@router.get("/topics/{topic}/message", tags=["inspect"], response=ShownMessage | Ended)
 def read_message(
     request: HttpRequest,
     topic: Path[TopicName],
@@ -109,7 +108,7 @@ def read_message(
     return answer(_shown_row(caller, end.row))
 
 
-@router.get("/topics/{topic}/dead-letters", response=DeadLetterPage)
+@router.get("/topics/{topic}/dead-letters", tags=["inspect"], response=DeadLetterPage)
 def list_dead_letters(
     request: HttpRequest,
     topic: Path[TopicName],
@@ -126,7 +125,7 @@ def list_dead_letters(
     return answer({"messages": [_shown_row(caller, row) for row in page], "cursor": after})
 
 
-@router.get("/health", response={200: Health, 503: Health}, auth=None)
+@router.get("/health", tags=["inspect"], response={200: Health, 503: Health}, auth=None)
 def read_health(request: HttpRequest) -> HttpResponse:
     """Whether Redis and the database answer. Needs no token."""
     found = {"redis": True, "database": True}

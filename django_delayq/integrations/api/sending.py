@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -10,7 +11,7 @@ from typing import Any, cast
 import msgspec
 from django.http import HttpRequest, HttpResponse
 from django.utils.dateparse import parse_datetime
-from ninja import Path, Router
+from ninja import Path
 
 from ...client import changes
 from ...client.enqueue import enqueue_built, in_chunks
@@ -22,7 +23,7 @@ from ...tasks.builder import Item, build
 from ...tasks.foreign import task_to_send
 from ...tasks.options import CallOptions, ChangeOptions
 from ...tasks.registry import is_declared
-from ...tasks.task import Call, PlacedCall, Receipt, Task
+from ...tasks.task import Call, Receipt, Task
 from .bearer import Caller, caller_of
 from .documents import (
     ByName,
@@ -37,8 +38,7 @@ from .documents import (
 )
 from .idempotency import once
 from .problems import Problem, answer
-
-router = Router(tags=["send"])
+from .router import router
 
 NDJSON = "application/x-ndjson"
 #: Redis decides at once, and no transaction of the caller's is open.
@@ -70,6 +70,7 @@ def _documented(body: dict[str, Any], answer_type: type[msgspec.Struct], status:
 
 @router.post(
     "/topics/{topic}/messages",
+    tags=["send"],
     openapi_extra=_documented(
         {"application/json": {"schema": json_schema_of(NewMessage)}}, Sent, 201
     ),
@@ -86,6 +87,7 @@ def enqueue_message(request: HttpRequest, topic: Path[TopicName]) -> HttpRespons
 
 @router.post(
     "/topics/{topic}/messages/batch",
+    tags=["send"],
     openapi_extra=_documented(
         {
             NDJSON: {
@@ -103,19 +105,19 @@ def enqueue_batch(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     caller = caller_of(request)
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
     items = _items(whole, request.body.splitlines(), caller)
-    raised = {id(item.receipt) for chunk in items for item in chunk if item.message.mode == "raise"}
-    try:
-        receipts: Sequence[Receipt] = enqueue_built(items)
-    except DuplicateMessage as error:
-        receipts = error.enqueued
-    sent = [_sent(receipt) for receipt in receipts]
-    for receipt, one in zip(receipts, sent, strict=True):
-        if one.outcome == "kept" and id(receipt) in raised:
-            one.outcome = "duplicate"
+    with suppress(DuplicateMessage):  # each message says of itself that it is one
+        enqueue_built(items)
+    sent = [_sent(item.receipt) for chunk in items for item in chunk]
+    modes = (item.message.mode for chunk in items for item in chunk)
+    for each, mode in zip(sent, modes, strict=True):
+        if each.outcome == "kept" and mode == "raise":
+            each.outcome = "duplicate"
     return answer(SentBatch(messages=sent))
 
 
-@router.post("/topics/{topic}/cancel", response=CancelAnswer, openapi_extra=REPEATABLE)
+@router.post(
+    "/topics/{topic}/cancel", tags=["send"], response=CancelAnswer, openapi_extra=REPEATABLE
+)
 @once
 def cancel_message(request: HttpRequest, topic: Path[TopicName], body: ByName) -> HttpResponse:
     """Take a waiting message back."""
@@ -124,7 +126,9 @@ def cancel_message(request: HttpRequest, topic: Path[TopicName], body: ByName) -
     return answer({"state": "cancelled"})
 
 
-@router.post("/topics/{topic}/reschedule", response=Rescheduled, openapi_extra=REPEATABLE)
+@router.post(
+    "/topics/{topic}/reschedule", tags=["send"], response=Rescheduled, openapi_extra=REPEATABLE
+)
 @once
 def reschedule_message(request: HttpRequest, topic: Path[TopicName], body: NewTime) -> HttpResponse:
     """Give a waiting message another due time."""
@@ -187,13 +191,11 @@ def _call(topic: str, message: NewMessage) -> Call:
     else:
         extra: CallOptions = {"headers": message.headers or {}, "id": message.id}
         task = _changed(task, given, extra)
+    call = Call(task, message.args, message.kwargs)
     if message.key is None and message.delay is None and message.due_at is None:
-        return Call(task, message.args, message.kwargs)
-    when = None
-    if message.delay is not None or message.due_at is not None:
-        due_at = None if message.due_at is None else parse_due_at(message.due_at)
-        when = When.given(message.delay, due_at)
-    return PlacedCall(task.placing, message.args, message.kwargs, message.key, when)
+        return call
+    due_at = None if message.due_at is None else parse_due_at(message.due_at)
+    return call.using(key=message.key, delay=message.delay, due_at=due_at)
 
 
 @lru_cache(maxsize=1024)
