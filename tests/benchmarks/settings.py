@@ -11,8 +11,16 @@ USE_TZ = True
 DEBUG = False
 INSTALLED_APPS = ["django_delayq", "tests.benchmarks"]
 DATABASES = {
-    "default": configured(otherwise={"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"})
+    "default": configured(
+        otherwise={
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": os.environ.get("DELAYQ_BENCH_SQLITE", ":memory:"),
+        }
+    )
 }
+MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]  # it says how long an answer is
+ROOT_URLCONF = "tests.benchmarks.api_urls"
+ALLOWED_HOSTS = ["localhost"]
 if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/how-to/databases.md advises
     wal = {"init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"}
     DATABASES["default"] = {
@@ -26,6 +34,7 @@ DELAYQ = {
         "bench": {"partitions": int(os.environ.get("DELAYQ_BENCH_PARTITIONS", "1"))},
         "paced": {"rate": "100/s"},
     },
+    "API_TOPICS": ["letters"],
     # As by default. Where no archiver runs beside the workers the finished stream grows, and must
     # not stop them.
     "ARCHIVE": os.environ.get("DELAYQ_BENCH_ARCHIVE", "all"),
