@@ -53,7 +53,7 @@ def check_topic(topic: str) -> str:
 
 def is_declared(topic: str) -> bool:
     """Whether a task or the settings declare it."""
-    return topic in known_topics() or get_settings().is_for_api(topic)
+    return get_settings().is_for_api(topic) or topic in known_topics()
 
 
 def known_topics() -> set[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.benchmarks.common import MEMORY, bench_server, median, options, report
 
 SECONDS = 3.0
-CLIENTS = 4
+CLIENTS = 16
 BATCH = 500
 BODY = json.dumps({"task": "letter", "kwargs": {"order": 12345, "note": "x" * 60}}).encode()
 
@@ -66,7 +66,7 @@ def web_server(port: int) -> Iterator[None]:
     """gunicorn, with a process for each core."""
     command = [
         "gunicorn",
-        "--workers=2",
+        "--workers=3",
         "--threads=4",
         "--keep-alive=30",
         f"--bind=127.0.0.1:{port}",

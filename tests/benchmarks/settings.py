@@ -9,7 +9,14 @@ from tests.databases import configured
 SECRET_KEY = "benchmarks"
 USE_TZ = True
 DEBUG = False
-INSTALLED_APPS = ["django_delayq", "tests.benchmarks"]
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django_delayq",
+    "tests.benchmarks",
+]
 DATABASES = {
     "default": configured(
         otherwise={
@@ -18,7 +25,16 @@ DATABASES = {
         }
     )
 }
-MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]  # it says how long an answer is
+# Those of startproject.
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
 ROOT_URLCONF = "tests.benchmarks.api_urls"
 ALLOWED_HOSTS = ["localhost"]
 if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/how-to/databases.md advises
