@@ -6,7 +6,7 @@ from django.urls import URLPattern, URLResolver, re_path
 
 from .operations_api import api, guarded, no_such_address
 
-_patterns, app_name, _ = api.urls
+_patterns, _, app_name = api.urls
 
 
 def _guard(pattern: URLPattern | URLResolver) -> URLPattern | URLResolver:
