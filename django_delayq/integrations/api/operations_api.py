@@ -141,7 +141,10 @@ def guarded(view: View) -> View:
     @wraps(view)
     def answer(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         problem = _refusal(request)
-        response = problem.response() if problem else view(request, *args, **kwargs)
+        try:
+            response = problem.response() if problem else view(request, *args, **kwargs)
+        except Http404:  # ninja's page at the root
+            response = no_such_address(request)
         if isinstance(response, HttpResponseNotAllowed):
             allowed = {"Allow": response["Allow"]}
             words = "This address takes another method."

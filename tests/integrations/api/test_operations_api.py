@@ -219,7 +219,7 @@ def test_reading_a_topic_that_is_not_there_makes_none(caller: Caller, api: Redis
 
 def test_the_openapi_document_has_each_call_and_its_errors(api: RedisStore) -> None:
     document = json.loads(Client().get("/delayq/api/openapi.json").content)
-    assert len(document["paths"]) == 18
+    assert len(document["paths"]) == 19
     for operations in document["paths"].values():
         for operation in operations.values():
             assert PROBLEM in operation["responses"]["default"]["content"]
