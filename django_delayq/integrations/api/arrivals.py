@@ -30,9 +30,8 @@ class Arrivals:
         self._thread: threading.Thread | None = None
         self._waited_at = 0.0
 
-    def wait(self, topics: Collection[str], seconds: float, bell: threading.Event) -> None:
-        """Sleep until a hint about one of the topics came since the bell was hung up, at most for
-        so many seconds."""
+    def wait(self, seconds: float, bell: threading.Event) -> None:
+        """Sleep until the bell rings, at most for so many seconds."""
         self._waited_at = time.monotonic()
         bell.wait(seconds)
         bell.clear()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import random
+import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from hmac import compare_digest
 from typing import Any
 
@@ -67,7 +68,8 @@ def consume(request: HttpRequest, body: Consume) -> HttpResponse:
     if not all(map(is_declared, topics)):
         raise UnknownTopic
     consumer = _consumer(get_store())
-    return answer({"messages": consumer.consume(caller, topics, body.count, body.wait)})
+    gone = partial(_is_gone, request.META.get("gunicorn.socket"))
+    return answer({"messages": consumer.consume(caller, topics, body.count, body.wait, gone)})
 
 
 @router.post("/leases/ack", tags=["consume"], response=Settled, openapi_extra=REPEATABLE)
@@ -128,9 +130,15 @@ class Consumer:
         self._reclaimed_at: dict[Partition, float] = {}
 
     def consume(
-        self, caller: Caller, topics: Sequence[str], count: int, wait: float
+        self,
+        caller: Caller,
+        topics: Sequence[str],
+        count: int,
+        wait: float,
+        is_gone: Callable[[], bool],
     ) -> list[dict[str, Any]]:
-        """Claim up to `count` messages. Waits for the first one at most `wait` seconds."""
+        """Claim up to `count` messages. Waits for the first one at most `wait` seconds, and claims
+        nothing for a caller who has gone meanwhile."""
         until = time.monotonic() + wait
         bell = self._arrivals.hang_up(topics) if wait else threading.Event()
         try:
@@ -143,7 +151,9 @@ class Consumer:
                 if next_due_ms is not None:
                     due_in = next_due_ms / 1000 - self._store.now_us() / 1_000_000
                     pause = min(pause, max(due_in, 0.001))
-                self._arrivals.wait(topics, pause, bell)
+                self._arrivals.wait(pause, bell)
+                if is_gone():
+                    return []
         finally:
             self._arrivals.take_down(bell)
 
@@ -209,6 +219,19 @@ def _report_expired(partition: Partition, over: Sequence[bytes]) -> None:
 @lru_cache(maxsize=4)
 def _consumer(store: RedisStore) -> Consumer:
     return Consumer(store)
+
+
+def _is_gone(connection: socket.socket | None) -> bool:
+    """Whether the caller has closed the connection, where the web server passes it on: gunicorn
+    does. Elsewhere a message that is claimed for nobody comes back when its lease ends."""
+    if connection is None:
+        return False
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except (BlockingIOError, InterruptedError, ValueError):  # ValueError: TLS cannot peek
+        return False
+    except OSError:
+        return True
 
 
 def _shared(store: RedisStore, caller: Caller) -> Shared:

@@ -91,7 +91,13 @@ def enqueue_message(request: HttpRequest, topic: Path[TopicName]) -> HttpRespons
     openapi_extra=_documented(
         {
             NDJSON: {
-                "schema": {"type": "string", "description": f"1 to {BATCH} lines, a message each."}
+                "schema": {
+                    "type": "array",
+                    "description": "Each message on a line of its own.",
+                    "minItems": 1,
+                    "maxItems": BATCH,
+                    "items": json_schema_of(NewMessage),
+                }
             }
         },
         SentBatch,

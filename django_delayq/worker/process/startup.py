@@ -49,7 +49,7 @@ def choose_topics(option: str) -> tuple[tuple[str, ...], dict[str, int]]:
         weights[topic] = int(weight)
     plain = [name.partition(":")[0] for name in names]
     for name in plain:
-        if get_settings().is_for_api(name.lstrip("-")):
+        if name != "all" and get_settings().is_for_api(name.lstrip("-")):
             raise ConfigurationError(
                 f"--topics: {name.lstrip('-')!r} is consumed over HTTP (API_TOPICS); no worker "
                 "serves it."

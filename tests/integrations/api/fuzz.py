@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import schemathesis
 
 from tests.integrations.api.served import serving
 
+ROOT = Path(__file__).resolve().parents[3]
 #: A value can fit the schema and still be refused, with 422: two fields that contradict each other,
 #: a UUID of another variant, a date that is past.
 CONFIG = """
@@ -19,6 +25,13 @@ expected-statuses = ["2xx", "401", "403", "404", "409", "413", "422", "429"]
 [checks.negative_data_rejection]
 expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "411", "413", "415", "422", "429"]
 """
+
+
+@schemathesis.serializer("application/x-ndjson")
+def in_lines(context: Any, value: Any) -> bytes:
+    """A batch; what is no list is no batch."""
+    lines = value if isinstance(value, list) else [value]
+    return b"\n".join(json.dumps(line).encode() for line in lines)
 
 
 def fuzz(seconds: int, seed: int | None = None) -> int:
@@ -33,7 +46,10 @@ def fuzz(seconds: int, seed: int | None = None) -> int:
         command += ["--header", f"Authorization: Bearer {served.token}", "--request-timeout=40"]
         command += ["--workers=2", "--suppress-health-check=all", "--continue-on-failure"]
         command += [f"--seed={seed}"] if seed is not None else []
-        return subprocess.run([sys.executable, "-m", *command], check=False, cwd=folder).returncode
+        environment = os.environ | {"SCHEMATHESIS_HOOKS": __spec__.name, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            [sys.executable, "-m", *command], check=False, cwd=folder, env=environment
+        ).returncode
 
 
 if __name__ == "__main__":
