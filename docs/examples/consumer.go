@@ -5,21 +5,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"log"
 	"net/http"
 	"os"
 	"time"
 )
 
-type message struct {
-	ID, Lease, Task string
-	Attempt         int
-	TTR             float64
-	Kwargs          map[string]any
-}
+type document map[string]any
 
-// call posts a document. 409: the lease has ended, and another consumer has the message or has done it.
-func call(path string, body, into any) error {
+// call posts a document. 409 is no error: another consumer has the message, or has done it.
+func call(path string, body document, into any) error {
 	raw, _ := json.Marshal(body)
 	request, _ := http.NewRequest("POST", os.Getenv("DELAYQ_URL")+path, bytes.NewReader(raw))
 	request.Header.Set("Authorization", "Bearer "+os.Getenv("DELAYQ_TOKEN"))
@@ -35,33 +29,24 @@ func call(path string, body, into any) error {
 	return json.NewDecoder(answer.Body).Decode(into)
 }
 
-// work does what the message is for. It may run twice, when its consumer dies before the ack.
-func work(m message) error {
-	journal, err := os.OpenFile(os.Getenv("JOURNAL"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
+// work does what a message is for, within its ttr. It may run twice: its consumer may die before the ack.
+func work(m document) {
+	journal, _ := os.OpenFile(os.Getenv("JOURNAL"), os.O_APPEND|os.O_WRONLY|os.O_CREATE, 0o644)
 	defer journal.Close()
-	_, err = fmt.Fprintf(journal, "%s go:%d %d %d\n", m.ID, os.Getpid(), m.Attempt, time.Now().UnixMilli())
-	return err
+	fmt.Fprintf(journal, "%s go:%d %v %d\n", m["id"], os.Getpid(), m["attempt"], time.Now().UnixMilli())
 }
 
 func main() {
+	order := document{"topics": []string{os.Getenv("TOPIC")}, "count": 20, "wait": 10}
 	for {
-		var taken struct{ Messages []message }
-		order := map[string]any{"topics": []string{os.Getenv("TOPIC")}, "count": 20, "wait": 10}
+		var taken struct{ Messages []document }
 		if err := call("/consume", order, &taken); err != nil {
-			log.Print(err) // the server is away, or starts anew
+			fmt.Fprintln(os.Stderr, err) // the server is away, or starts anew
 			time.Sleep(500 * time.Millisecond)
 		}
 		for _, m := range taken.Messages {
-			lease, settled := map[string]any{"lease": m.Lease}, map[string]any{}
-			if err := work(m); err != nil {
-				lease["error"] = err.Error()
-				call("/leases/nack", lease, &settled)
-			} else if err := call("/leases/ack", lease, &settled); err != nil {
-				log.Print(err)
-			}
+			work(m)
+			call("/leases/ack", document{"lease": m["lease"]}, &document{})
 		}
 	}
 }

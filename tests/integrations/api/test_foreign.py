@@ -22,4 +22,4 @@ def test_a_consumer_in_another_language_loses_nothing_under_kill_9(language: str
 @pytest.mark.parametrize("name", ["consumer.mjs", "consumer.go"])
 def test_a_consumer_is_short(name: str) -> None:
     text = EXAMPLES.joinpath(name).read_text()
-    assert len([line for line in text.splitlines() if line.strip()]) <= 75
+    assert len([line for line in text.splitlines() if line.strip()]) <= 50
