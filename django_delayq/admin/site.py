@@ -52,6 +52,7 @@ TABS = (
     ("recurring", _("Recurring")),
     ("operator_actions", _("Operator actions")),
     ("schedule", _("Schedule")),
+    ("api_tokens", _("API tokens")),
 )
 
 

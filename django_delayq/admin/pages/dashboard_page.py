@@ -11,6 +11,7 @@ from django.urls import URLPattern
 from ...models import Dashboard
 from ..site import page_urls
 from . import (  # noqa: F401 - their pages
+    api_tokens_page,
     archive_page,
     bulk_page,
     dead_letters_page,

@@ -15,6 +15,7 @@ ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule",
     "edit", "schedule",
     "quiet", "unquiet", "cancel bulk", "move", "archive again",
+    "create token", "revoke token",
 )  # fmt: skip
 
 
