@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -22,6 +23,8 @@ GIVEN_UP = 60_000
 #: Answers of more bytes are not kept.
 MOST_BYTES = 256 * 1024
 
+_KEY = re.compile(r"[!-~]{1,255}\Z")
+
 View = Callable[..., HttpResponse]
 
 
@@ -37,8 +40,9 @@ def once(view: View) -> View:
         given = request.META.get("HTTP_IDEMPOTENCY_KEY")
         if given is None:
             return view(request, *args, **kwargs)
-        if not 1 <= len(given) <= 255:
-            raise Problem(400, "invalid", "An Idempotency-Key has 1 to 255 characters.")
+        if not _KEY.match(given):
+            words = "An Idempotency-Key has 1 to 255 visible characters of ASCII."
+            raise Problem(400, "invalid", words)
         caller = caller_of(request)
         call = _digest(str(caller.pk), given).hex()[:40]
         fingerprint = _digest(request.method, request.get_full_path(), request.body)

@@ -127,6 +127,12 @@ def test_another_body_under_the_same_idempotency_key_is_refused(caller: Caller) 
         assert (answer.status_code, answer.json()["type"]) == (422, "urn:django-delayq:key-reused")
 
 
+@pytest.mark.parametrize("key", ["", "a b", "\u00e9", "x" * 256])
+def test_an_idempotency_key_has_visible_characters(caller: Caller, key: str) -> None:
+    answer = caller.post("/topics/mail/messages", _headers={"Idempotency-Key": key})
+    assert answer.status_code == 400
+
+
 def test_the_idempotency_key_of_another_caller_is_another_key(
     caller: Caller, caller_with: Callers
 ) -> None:
