@@ -23,12 +23,18 @@ pipeline: $(VENV)/pipeline.stamp ## Give the shop a past; export, stats, forecas
 	@$(JAVA_HERE)
 	@$(WITH_JAVA) $(BIN)/python example_project/pipeline.py $(if $(filter-out 0,$(SMOKE)),--smoke)
 
-# Processes that share the tests which no other work disturbs (0: none but pytest's own, for a debugger).
+# Without the caches of compiled modules each of the hundreds of processes that tests start compiles all anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Cores that share the tests which no other work disturbs (0: no process but pytest's own, for a debugger).
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest
-SHARED = -n $(JOBS) --dist worksteal
+# Tests wait for their servers a third of the time.
+SHARED = -n $$((3 * $(JOBS) / 2)) --dist worksteal
 # Acceptance tests wait for their worker processes half of the time.
 WAITING = -n $$((2 * $(JOBS))) --dist worksteal
+# Spark has threads of its own.
+SPARK = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 ON = $(BIN)/python -m tests.databases
@@ -43,12 +49,12 @@ servers: $(VENV)/dev.stamp
 	@$(JAVA_HERE)
 
 test: servers ## Run the tests (ARGS="-k claim" for some of them)
-	$(PYTEST) -m "not acceptance and not elsewhere and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) -m "not elsewhere and not long" --ignore=tests/acceptance --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) tests/acceptance -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) tests/acceptance -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
 	$(ON) postgresql $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(ON) mariadb $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(WITH_JAVA) $(PYTEST) tests/pipeline -m "not long" $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	$(WITH_JAVA) $(PYTEST) tests/pipeline -m "not long" $(SPARK) $(ARGS) $(MAY_BE_NONE)
 	@echo "make test: all passed. Left to others: tests that take long, the pages with USE_TZ off, the pipeline on"
 	@echo "PostgreSQL (make test-long); the rest of the store's tests on three more servers, the rest of the tests on"
 	@echo "PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load (make chaos);"
@@ -57,17 +63,18 @@ test: servers ## Run the tests (ARGS="-k claim" for some of them)
 test-long: servers ## Run the tests that take long (15 minutes); CI runs them too
 	$(PYTEST) -m long --ignore=tests/pipeline $(WAITING)
 	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED)
-	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SHARED)
-	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SHARED)
+	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SPARK)
+	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SPARK)
 
 # MariaDB, the pipeline: there an open transaction in whatever database holds up what is settled.
 test-all: test test-long ## Run every test on every server and every database (an hour)
 	$(PYTEST) tests/store -m elsewhere $(SHARED)
-	$(ON) postgresql $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
-	$(ON) mariadb $(PYTEST) -m "not acceptance" --ignore=tests/pipeline --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
+	$(ON) postgresql $(PYTEST) --ignore=tests/pipeline --ignore=tests/acceptance --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
+	$(ON) mariadb $(PYTEST) --ignore=tests/pipeline --ignore=tests/acceptance --ignore=tests/store --ignore=tests/benchmarks $(SHARED)
 	$(WITH_JAVA) $(ON) mariadb $(PYTEST) tests/pipeline -m databases
+	$(BIN)/python -m tests.matrix redis8 valkey8 postgresql17 mysql9
 
-matrix: $(VENV)/dev.stamp ## Run the tests of Django's tasks on each Python and Django that the machine can have (ARGS="3.12 django6.1")
+matrix: $(VENV)/dev.stamp ## Run tests on each Python, Django, Redis, Valkey and database that the machine can have (ARGS="3.12 mysql9")
 	@.ci/system-packages redis-server || true
 	$(BIN)/python -m tests.matrix $(ARGS)
 

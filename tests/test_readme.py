@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,14 @@ def test_the_readme_has_at_most_120_lines() -> None:
 def test_its_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_its_links_lead_somewhere_on_the_page_of_the_package_index() -> None:
+    command = [sys.executable, "-m", "hatchling", "metadata", "readme"]
+    readme = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(targets) > 8
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
 
 
 def test_its_settings_are_accepted() -> None:

@@ -26,7 +26,7 @@ COLUMNS = (
     "worker", "replay_of", "replayed_by", "replayed_at", "discarded_at",
 )  # fmt: skip
 #: Only with view_payload.
-PAYLOAD = ("body", "headers", "error_message", "traceback")
+PAYLOAD = ("body", "headers", "error_message", "traceback", "result")
 #: Rows in memory at a time. A body may have 60 KB.
 ROWS = 200
 
@@ -40,8 +40,8 @@ _FORMULA = re.compile(r"(?s)(?:^|(?<=;)|(?<=.[\t\r\n]))(?=[ \xa0\x22]*[=+\-@\t\r
 
 
 def response(request: HttpRequest, selection: Selection, payload: bool) -> StreamingHttpResponse:
-    """All rows of the selection, the newest first. With `payload` also arguments, headers and
-    errors."""
+    """All rows of the selection, the newest first. With `payload` also arguments, headers, errors
+    and results."""
     columns = COLUMNS + (PAYLOAD if payload else ())
     parts = written(every_row(selection, columns[1:], ROWS), columns)
     # A sync iterator under ASGI would be read to its end before the first byte is sent.

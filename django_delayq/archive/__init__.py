@@ -8,5 +8,5 @@ from __future__ import annotations
 
 __all__ = [
     "archiver", "archive_rows", "endings", "closing", "exactly_once", "unarchivable", "selection",
-    "search", "dead_letters", "prune", "retention",
+    "search", "dead_letters", "prune", "retention", "argument_match", "erasure",
 ]  # fmt: skip

@@ -102,7 +102,7 @@ def row_of(
     that is unknown here, and ValueError or OverflowError for times that no calendar has.
     """
     adapt: Callable[[datetime], Any] = (
-        connection.ops.adapt_datetimefield_value if connection else _as_it_is
+        connection.ops.adapt_datetimefield_value if connection else lambda when: when
     )
     attempts = (
         Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
@@ -259,10 +259,6 @@ def _result(entry: Entry, code: bytes, detail: FinishDetail) -> str:
             logger.exception("DELAYQ['REDACT'] failed; the result is left out of the archive")
             fields["redaction"] = "failed"
     return _without_nul(_encode(fields).decode())
-
-
-def _as_it_is(when: datetime) -> datetime:
-    return when
 
 
 def _arguments(partition: Partition, code: bytes, body: Body) -> str:

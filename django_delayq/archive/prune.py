@@ -10,19 +10,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Max, QuerySet
 from django.utils import timezone
 
 from ..core.chunks import chunked
 from ..core.exceptions import InvalidMessage, StoreError
 from ..core.times import Duration, duration_ms, epoch_us, in_words
-from ..models import ArchivedMessage, Final, OperatorAction, UnarchivableEntry
+from ..models import ArchivedMessage, Final, LakeBatch, OperatorAction, UnarchivableEntry
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.queries import Life
 from ..tasks import registry
-from .selection import pages_by_time
+from .selection import Rows, pages_by_time
 
 #: Rows of the last hour always stay.
 MIN_AGE = timedelta(hours=1)
@@ -50,10 +50,11 @@ class Pruned:
     running twice."""
 
 
-def prune(
+def prune(  # noqa: PLR0913 - keyword-only, and each of them may be given
     older_than: Duration,
     *,
     state: str | None = None,
+    exported: bool = False,
     dry_run: bool = False,
     by: str = "",
     progress: Callable[[Pruned], object] | None = None,
@@ -64,7 +65,8 @@ def prune(
 
     `state`: only acked, dead, cancelled or expired ones. Without it everything goes but the dead
     letters that nobody has replayed or discarded: those go only with state="dead". What the archive
-    refused (UnarchivableEntry) goes by the same rules. The oldest go first, `batch` (1 to 10,000)
+    refused (UnarchivableEntry) goes by the same rules. `exported`: where rows are exported to a
+    lake, those that it has not taken yet stay. The oldest go first, `batch` (1 to 10,000)
     rows in a transaction, so that to interrupt is safe. `dry_run` only counts. `by` is for the
     OperatorAction. `progress(pruned)` is called first and after each transaction. Raises
     InvalidMessage.
@@ -79,12 +81,23 @@ def prune(
         raise InvalidMessage(f"state is {state!r}: use one of {', '.join(Final.values)}.")
     if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= 10_000:
         raise InvalidMessage(f"batch is a whole number from 1 to 10,000, not {batch!r}.")
+    rows: Rows = ArchivedMessage.objects.filter(finished_at__lt=before)
+    last = last_exported() if exported else None
+    rows = rows if last is None else rows.filter(pk__lte=last)
     if dry_run:
-        return _prune(Pruned(), before, state, batch, progress)
+        return _prune(Pruned(), rows, before, state, batch, progress)
     age_words = in_words(age.total_seconds())
     words = f"{state or 'all but open dead letters'}, finished more than {age_words} ago"
     with OperatorAction.recorded("prune", by, before=before, selection=words) as action:
-        return _prune(Pruned(action=action), before, state, batch, progress)
+        return _prune(Pruned(action=action), rows, before, state, batch, progress)
+
+
+def last_exported() -> int | None:
+    """The id up to which a lake has the rows of the archive; of several lakes, the one that is
+    ahead. None when no row was ever exported."""
+    batches = LakeBatch.objects.filter(seq__isnull=False)
+    last: int | None = batches.aggregate(last=Max("hi"))["last"]
+    return last
 
 
 def delete_counted(rows: QuerySet[Any], action: OperatorAction) -> int:
@@ -99,6 +112,7 @@ def delete_counted(rows: QuerySet[Any], action: OperatorAction) -> int:
 
 def _prune(
     done: Pruned,
+    old: Rows,
     before: datetime,
     state: str | None,
     batch: int,
@@ -112,7 +126,7 @@ def _prune(
 
     report()
     rows = ArchivedMessage.objects.all()
-    for page in pages_by_time(rows.filter(finished_at__lt=before), _STANDING, PAGE):
+    for page in pages_by_time(old, _STANDING, PAGE):
         going = [pk for _, pk, *standing in page if _may_go(done, state, *standing)]
         needed: set[int] = set()
         for ids in chunked(going, IDS):

@@ -74,7 +74,12 @@ class Retention(Service):
 
         self._batch_began_at = time.monotonic()
         done = prune(
-            age, state=state, by='DELAYQ["ARCHIVE_RETENTION"]', progress=progress, batch=BATCH
+            age,
+            state=state,
+            exported=True,
+            by='DELAYQ["ARCHIVE_RETENTION"]',
+            progress=progress,
+            batch=BATCH,
         )
         self.deleted += done.count - before
 
@@ -88,7 +93,9 @@ class Retention(Service):
                 raise _OldRows
 
         try:
-            found = prune(age, state=state, dry_run=True, progress=progress, batch=BATCH)
+            found = prune(
+                age, state=state, exported=True, dry_run=True, progress=progress, batch=BATCH
+            )
         except _OldRows:
             return True
         return found.count > 0

@@ -11,17 +11,12 @@ allows. A rare task or topic needs no window: its index gives all of its rows at
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
-from operator import or_
 from time import monotonic
 from typing import Any
 
-import msgspec
 from django.db import connections
 from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
 from django.db.models.functions import Coalesce
@@ -31,7 +26,7 @@ from ..core.exceptions import InvalidMessage
 from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage, Final
 from ..models.functions import Octets
-from ..tasks import registry
+from .argument_match import ArgumentMatch
 from .selection import Rows, Selection
 
 #: What the list shows. Bodies, headers and tracebacks stay in the database.
@@ -226,8 +221,7 @@ class _Ids(_Walk):
     def _from(self, rows: Rows, start: int | None) -> Rows:
         if start is None:
             return rows
-        further: Rows = rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
-        return further
+        return rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
 
     def _next_to(self, row: ArchivedMessage) -> int:
         """The edge before which a walk begins with this row."""
@@ -252,10 +246,11 @@ class _Times(_Walk):
             rows = rows.filter(Q(finished_at__lte=end) if self.upwards else Q(finished_at__gte=end))
         rows = rows.order_by(*self.order("finished_at", "pk"))
         if self.selection.argument:
-            argument = _ArgumentFilter(self.selection.argument, self.selection.value)
+            argument = ArgumentMatch.read(self.selection.argument, self.selection.value)
             rows = argument.narrowed(rows).only("pk", *self.columns, "body")
             candidates = list(rows[:CANDIDATES])
-            found = [row for row in candidates if argument.is_in(row)][: size + 1]
+            found = [row for row in candidates if argument.is_in_body(row.task, row.body)]
+            found = found[: size + 1]
             if len(found) <= size and len(candidates) == CANDIDATES:
                 last = candidates[-1]
                 return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
@@ -371,61 +366,3 @@ def _edge_of(text: str | None, timed: bool) -> Edge | None:
         return None, numbers_of(text, LAST_ID + 2)[0]
     us, pk = numbers_of(text, _LAST_US, LAST_ID + 2)
     return stored_ms(us / 1000), pk
-
-
-# Arguments
-
-
-class _ArgumentFilter:
-    """The name of an argument and the value that it must have: as JSON, or as a plain word.
-
-    `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
-    lead into objects and arrays.
-    """
-
-    def __init__(self, name: str, value: str) -> None:
-        self.path = name.split(".")
-        self.word: Any = value
-        self.value: Any = value
-        with suppress(msgspec.MsgspecError, UnicodeError):
-            self.value = msgspec.json.decode(value)
-
-    def narrowed(self, rows: Rows) -> Rows:
-        """The rows whose text has the value anywhere, so that the bodies of only a few rows are
-        read."""
-        if isinstance(self.value, dict | list):
-            return rows
-        written = (msgspec.json.encode(value).decode() for value in (self.word, self.value))
-        needles = {text.strip('"') for text in written}
-        if "" in needles:  # the empty text is in every text
-            return rows
-        conditions = [Q(body__contains=needle) for needle in needles]
-        narrowed: Rows = rows.filter(reduce(or_, conditions))
-        return narrowed
-
-    def is_in(self, row: ArchivedMessage) -> bool:
-        """Whether the argument is there and has this value. A body that cannot be read has none."""
-        try:
-            body = msgspec.json.decode(row.body)
-            args, kwargs = body["args"], body["kwargs"]
-        except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
-            return False
-        names: list[str] = []
-        if row.task in registry.by_name:
-            # By the task's signature of today. An argument that it has no name for is left out.
-            parameters = registry.by_name[row.task].definition.signature.parameters.values()
-            plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            names = [parameter.name for parameter in parameters if parameter.kind in plain]
-        found: Any = {"args": args, **dict(zip(names, args, strict=False)), **kwargs}
-        for step in self.path:
-            is_index = isinstance(found, list) and step.isascii() and step.isdecimal()
-            if isinstance(found, Mapping) and step in found:
-                found = found[step]
-            elif is_index and int(step[:9]) < len(found):
-                found = found[int(step[:9])]
-            else:
-                return False
-        # 1, 1.0 and true are three values.
-        return any(
-            type(found) is type(value) and bool(found == value) for value in (self.word, self.value)
-        )

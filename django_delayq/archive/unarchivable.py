@@ -25,6 +25,7 @@ from ..store.entries import Entry
 from ..store.keys import Partition
 from ..tasks.naming import kept_task_name
 from . import archive_rows, closing
+from .erasure import ERASED
 
 #: Bytes of each field that are kept. No message of ours has more.
 MOST_BYTES = 2 * 1024 * 1024
@@ -91,6 +92,31 @@ def kept(row: UnarchivableEntry) -> tuple[Entry, archive_rows.Content | None]:
     if "body" not in raw:
         return entry, None
     return entry, (msgspec.json.decode(raw["body"], type=Body), raw["arguments"].decode())
+
+
+def redact(row: UnarchivableEntry) -> None:
+    """Take all contents out of an entry. It can still be archived again."""
+    entry, content = kept(row)
+    _, body, _ = archive_rows.content_of(entry, content)
+    detail = archive_rows.FinishDetail(
+        worker=(known := archive_rows.detail_of(entry.detail)).worker,
+        started_ms=known.started_ms,
+        run_ms=known.run_ms,
+        error=known.error,
+    )
+    shown = Body(replay_of=body.replay_of, max_attempts=body.max_attempts)
+    raw = {
+        "record": entry.record[:HEADER_END],
+        "attempts": entry.attempts[: ATTEMPTS.size],
+        "detail": msgspec.json.encode(detail),
+        "body": msgspec.json.encode(shown),
+        "arguments": ERASED.encode(),
+    }
+    texts = {name: base64.b64encode(value).decode() for name, value in raw.items()}
+    # What the database said may quote the row.
+    UnarchivableEntry.objects.filter(pk=row.pk).update(
+        content=json.dumps({"at_ms": entry.at_ms, **texts}), error=""
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

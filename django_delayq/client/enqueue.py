@@ -16,6 +16,7 @@ from ..core.message import is_same_content, without_stamp
 from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
+from ..store.store import base_mode, has_window
 from ..tasks.builder import Item, build
 from ..tasks.options import Options
 from ..tasks.task import Call, Receipt
@@ -66,13 +67,19 @@ def _send(sender: Sender, items: list[Item], options: Options) -> None:
         alias = awaited_by_durable(options.database)
     else:
         alias = awaited(options.database, options.after_commit)
-    if alias is not None:
+    if options.durable or alias is not None:
+        items, recent = _split_recent(items)
         items, live = _split_live(items)
-        sender.duplicates += live
+        sender.duplicates += recent + live
     if options.durable:
         if alias is not None:
             on_commit.give_way(items)
-        items, refused = outbox.accept(items)
+        unsent = [
+            item.message.id
+            for item in items
+            if item.message.replaces and on_commit.find(*item.address)
+        ]
+        items, refused = outbox.accept(items, unsent)
         sender.duplicates += refused
     if alias is not None and items:
         on_commit.add(alias, items)
@@ -195,8 +202,55 @@ def _split_live(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
     return accepted, refused
 
 
+def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
+    """The items to accept, and the receipts of those to refuse, because the windows of their keys
+    go on.
+
+    Redis decides at the enqueue about a plain message; a call in a transaction only looks whether
+    it has to raise. Of a durable message this is the decision: what SQL has accepted is sent.
+    While Redis is away nobody is refused.
+    """
+    asked = [item.address for item in items if _has_window(item)]
+    if not asked:
+        return items, []
+    if postponed.pending:
+        postponed.catch_up(asked)
+    recent = _recent(asked)
+    refused: list[Receipt] = []
+    accepted: list[Item] = []
+    for item in items:
+        if item.address not in recent or not _has_window(item):
+            accepted.append(item)
+            continue
+        item.receipt.outcome = "kept"
+        if base_mode(item.message.mode) == "raise":
+            refused.append(item.receipt)
+    return accepted, refused
+
+
+def _has_window(item: Item) -> bool:
+    if not has_window(item.message.mode):
+        return False
+    is_asked = item.template.durable or base_mode(item.message.mode) == "raise"
+    return is_asked and not on_commit.cancels(*item.address)  # a cancel frees the key
+
+
+def _recent(addresses: Iterable[Address]) -> set[Address]:
+    store = get_store()
+    if store.breaker.open:
+        return set()
+    try:
+        return store.recent(addresses)
+    except (StoreUnavailable, OutcomeUnknown):
+        return set()
+
+
 def _is_checked(item: Item) -> bool:
-    return item.template.fixed and item.message.mode == "raise" and not item.template.durable
+    return (
+        item.template.fixed
+        and base_mode(item.message.mode) == "raise"
+        and not item.template.durable
+    )
 
 
 def _live_records(items: Sequence[Item]) -> dict[Address, bytes]:

@@ -102,7 +102,11 @@ def carry(
     (before,) = store.queries.find(there, [as_id])
     if not _has_room(store, target, before, record.enqueued_at_us):
         return Carried("TAKEN")
-    word, parked_ms = _park(store, target, found, record, kept_task_name(here, record.task_code))
+    ((window_ms,),) = store.queries.windows([(here, [message_id])])
+    # What is left of its window moves too.
+    window = f"/{window_ms - record.enqueued_at_us // 1000:.0f}" if window_ms else ""
+    name = kept_task_name(here, record.task_code)
+    word, parked_ms = _park(store, target, found, record, name, window)
     if word not in ("", "SAME", "DONE"):  # another life of the key is there
         return Carried("TAKEN")
     # A move that died halfway has left it there.
@@ -128,7 +132,7 @@ def arrive(store: RedisStore, target: Place, carried: Carried) -> None:
 
 
 def _park(
-    store: RedisStore, target: Place, found: Found, record: Record, name: str
+    store: RedisStore, target: Place, found: Found, record: Record, name: str, window: str
 ) -> tuple[str, int]:
     """Put the message into the target under its stamp, due in a minute at the earliest. Returns the
     word of the enqueue, and that due time in ms."""
@@ -139,7 +143,7 @@ def _park(
     when = When.accepted(record.enqueued_at_us, parked_ms)
     expires = When.at(expires_ms) if expires_ms else When()
     names = {} if name.startswith("code:") else {record.task_code: name}
-    message = Outgoing(target[1], "keep", when, expires, without_stamp(found.record))
+    message = Outgoing(target[1], f"keep{window}", when, expires, without_stamp(found.record))
     return store.enqueue(target[0], names, [message])[1].get(0, ""), parked_ms
 
 
@@ -155,6 +159,7 @@ def _leave(  # noqa: PLR0913 - one step, cut out so that tests can die before it
 ) -> Carried:
     (here, message_id), (there, as_id) = source, target
     if store.repair.mend(here, "surplus", [Suspect(message_id, stamp)])[0]:
+        store.client.command("ZREM", keys.windows_key(store.client.prefix, here), message_id)
         return Carried("MOVED", due_ms)
     recorded = store.queries.find(here, [message_id])[0] is not None
     if alone or (fresh and recorded):  # somebody has claimed it here meanwhile, or ended it
@@ -368,8 +373,7 @@ class _Mover:
         rows = OutboxMessage.objects.filter(
             message_id=UUID(bytes=message_id), enqueued_at_us=stamp_us, topic=self._topic
         )
-        row: OutboxMessage | None = rows.select_for_update().first()
-        return row
+        return rows.select_for_update().first()
 
     def _readdress(self, row: OutboxMessage, as_id: bytes) -> bool:
         """In the caller's transaction. False when another row has that id."""

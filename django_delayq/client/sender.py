@@ -32,7 +32,7 @@ from ..outbox import lookup, outbox
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.store import replaces
+from ..store.store import base_mode, replaces
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -202,8 +202,8 @@ def _report_refused(receipts: Sequence[Receipt], reason: str, level: int, why: s
 def refuse(duplicates: Sequence[Receipt]) -> None:
     """Raise DuplicateMessage that names them."""
     raise DuplicateMessage(
-        f'{_names(duplicates)}: already live. Pass on_duplicate="keep" or "replace", or cancel '
-        "it first.",
+        f"{_names(duplicates)}: already live, or still in its window. Pass "
+        'on_duplicate="keep" or "replace", or cancel it first.',
         keys=[receipt.key or receipt.id for receipt in duplicates],
     )
 
@@ -324,7 +324,7 @@ def _complete(answer: Answer, batch: list[Item]) -> list[Receipt]:
 def _is_refused(item: Item, word: str) -> bool:
     """Complete the receipt of a message that was not simply stored. Returns whether it is a
     duplicate to raise for."""
-    receipt, mode = item.receipt, item.message.mode
+    receipt, mode = item.receipt, base_mode(item.message.mode)
     outcome, _, due_ms = word.partition(":")
     if outcome in _OUTCOMES:
         receipt.outcome = _OUTCOMES[outcome]

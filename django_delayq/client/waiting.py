@@ -49,23 +49,31 @@ class Wait:
         self._timeout = seconds
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
-    def look(self) -> End | None:
-        """How it has ended; None while it goes on. Raises NoResult when nobody knows, and
-        WaitTimeout."""
-        if not self._is_live():
+    def check(self) -> End | None:
+        """How it has ended; None while it goes on. Of a message that was replaced: how the
+        replacement has ended. Raises NoResult when nobody knows, WaitTimeout, and
+        InvalidMessage."""
+        # Not only when nothing is live: an earlier message may have the key.
+        if not self._receipt.outcome and on_commit.find(*self._address):
+            raise InvalidMessage(
+                "This message is sent when the open transaction commits: wait after that."
+            )
+        is_live, end = self._is_live(), None
+        if not is_live:
             end = find_end(*self._address, self._stamp_us)
-            if end is None:
-                if on_commit.find(*self._address):
-                    raise InvalidMessage(
-                        "This message is sent when the open transaction commits: wait after that."
-                    )
-                raise NoResult
-            return end
-        if self.left() <= 0:
+        if not is_live and end is None and self._stamp_us is not None:
+            # It has not ended: another took its place.
+            replaced_us, self._stamp_us = self._stamp_us, None
+            is_live = self._is_live()
+            newest = None if is_live else find_end(*self._address)
+            end = newest if newest and newest.stamp_us > replaced_us else None
+        if is_live and self.left() <= 0:
             raise WaitTimeout(
                 f"Message {self._receipt.id} has not ended within {self._timeout:g} s. It goes on."
             )
-        return None
+        if not is_live and end is None:
+            raise NoResult
+        return end
 
     def pause(self, seconds: float) -> End | None:
         """Wait so long, or until there is a result."""
@@ -124,9 +132,9 @@ class Wait:
 def wait_for(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.wait()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE
-    end = waiting.look()
+    end = waiting.check()
     while end is None:
-        end = waiting.pause(pause) or waiting.look()
+        end = waiting.pause(pause) or waiting.check()
         pause = min(LONGEST_PAUSE, pause * GROWTH)
     return waiting.end_of(end)
 
@@ -134,8 +142,8 @@ def wait_for(receipt: Receipt, timeout: timedelta | float | None) -> Any:
 async def await_end(receipt: Receipt, timeout: timedelta | float | None) -> Any:
     """See Handle.result()."""
     waiting, pause = Wait(receipt, timeout), FIRST_PAUSE_ASYNC
-    look = sync_to_async(waiting.look, thread_sensitive=True)
-    while (end := await look()) is None:
+    check = sync_to_async(waiting.check, thread_sensitive=True)
+    while (end := await check()) is None:
         await asyncio.sleep(max(0.001, min(pause, waiting.left())))
         pause = min(LONGEST_PAUSE_ASYNC, pause * GROWTH_ASYNC)
     return waiting.end_of(end)

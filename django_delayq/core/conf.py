@@ -11,6 +11,7 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
 from .limits import LimitRule, rate_problem
@@ -320,9 +321,7 @@ def check_name(name: Any, what: str, error: type[Exception] = InvalidName) -> st
     return name
 
 
+@receiver(setting_changed)
 def _forget(*, setting: str, **kwargs: Any) -> None:
     if setting == "DELAYQ":
         get_settings.cache_clear()
-
-
-setting_changed.connect(_forget)

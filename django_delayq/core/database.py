@@ -50,10 +50,7 @@ def locked(rows: QuerySet[M]) -> QuerySet[M]:
     left out if the database can do that; else this waits for them. SQLite locks no rows (see
     write_first)."""
     features = connections[rows.db].features
-    held: QuerySet[M] = rows.select_for_update(
-        skip_locked=features.has_select_for_update_skip_locked
-    )
-    return held
+    return rows.select_for_update(skip_locked=features.has_select_for_update_skip_locked)
 
 
 #: Classes of SQLSTATE (PostgreSQL) that say nothing of a row: lost connections, a server that only

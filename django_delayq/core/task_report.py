@@ -4,7 +4,6 @@ nothing."""
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import msgspec
@@ -13,6 +12,8 @@ from .exceptions import InvalidMessage, InvalidResult, UnserialisableArguments
 
 #: Most characters of a progress' note.
 MOST_NOTE = 200
+#: Numbers of a progress are below this: a percentage can be made of them.
+MOST_DONE = 10**18
 
 
 class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -37,8 +38,10 @@ def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> TaskProg
     """The progress. Raises InvalidMessage for what is no number and no text."""
     for name, value in (("done", done), ("total", total)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and math.isfinite(value)) and not (value is None and name == "total"):
+        if not is_number and not (value is None and name == "total"):
             raise InvalidMessage(f"progress(): {name} is a number, not {value!r:.80}.")
+        if is_number and not abs(value) < MOST_DONE:  # NaN is not either
+            raise InvalidMessage(f"progress(): {name} is not a finite number below {MOST_DONE:g}.")
     if not isinstance(note, str):
         raise InvalidMessage(f"progress(): note is text, not of type {type(note).__name__}.")
     note = note.encode("utf-8", "replace").decode()

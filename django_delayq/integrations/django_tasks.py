@@ -61,8 +61,8 @@ if TYPE_CHECKING:
 OF_TASK = ("max_runtime", "backoff", "retry_for", "exactly_once")
 #: What travels with a message: from using(...), else from @task(...), else from OPTIONS.
 OF_MESSAGE = (
-    "delay", "ttr", "max_attempts", "expires", "durable", "on_redis_error", "on_duplicate", "key",
-    "headers", "database", "after_commit",
+    "delay", "ttr", "max_attempts", "expires", "durable", "on_redis_error", "on_duplicate",
+    "window", "key", "headers", "database", "after_commit",
 )  # fmt: skip
 #: What OPTIONS may have: what means something for every task.
 IN_OPTIONS = (*OF_TASK, *(name for name in OF_MESSAGE if name not in ("key", "headers")))
@@ -98,6 +98,8 @@ class DelayqTask(Task):  # type: ignore[type-arg]
     """Run in a transaction that also records the run."""
     on_duplicate: str | None = None
     """What an enqueue does when a message with this key is live."""
+    window: timedelta | float | None = None
+    """For so long after an enqueue the key takes no other message, also after the end."""
     on_redis_error: str | None = None
     """What an enqueue does while Redis is away."""
     headers: Mapping[str, str] | None = None
@@ -196,8 +198,9 @@ class DelayqBackend(BaseTaskBackend):
         except InvalidMessage:
             raise TaskResultDoesNotExist(result_id) from None
         topics = sorted(self.queues or registry.known_topics())
+        ends = (find_end(topic, identity) for topic in topics)
         try:
-            facts = _live(topics, identity) or _ended(topics, identity)
+            facts = _live(topics, identity) or next(map(ended_facts, filter(None, ends)), None)
         except (UndecodableMessage, ValueError):
             facts = None
         if facts is None:
@@ -313,11 +316,4 @@ def _live(topics: Sequence[str], identity: bytes) -> Facts | None:
     for topic in rows.values_list("topic", flat=True):
         if kept := lookup.get(topic, identity):
             return live_facts(kept[0], topic, kept[1])
-    return None
-
-
-def _ended(topics: Sequence[str], identity: bytes) -> Facts | None:
-    for topic in topics:
-        if (end := find_end(topic, identity)) is not None:
-            return ended_facts(end)
     return None

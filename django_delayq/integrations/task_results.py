@@ -151,7 +151,12 @@ def ended_facts(end: End) -> Facts:
     content = json.loads(row.body)
     errors = _errors(runs[:-1] if row.state != Final.ACKED else runs)
     if row.state != Final.ACKED:
-        errors.append(_last_error(end))
+        kind = _WITHOUT_ERROR[Final(row.state)]
+        errors.append(
+            error_of(row.error_class, row.traceback)
+            if row.error_class
+            else error_of(f"{kind.__module__}.{kind.__qualname__}", row.reason)
+        )
     return Facts(
         id=row.message_id.hex,
         path=row.task,
@@ -166,7 +171,10 @@ def ended_facts(end: End) -> Facts:
         finished_at=row.finished_at,
         errors=errors,
         worker_ids=[run.get("worker") or SOME_WORKER for run in runs],
-        return_value=msgspec.json.decode(end.result) if end.result else _shown_result(end),
+        # Of a result that was redacted, what the archive shows; None when there was none.
+        return_value=msgspec.json.decode(end.result)
+        if end.result
+        else reported_in(row.result).get("result"),
     )
 
 
@@ -187,16 +195,3 @@ def _errors(runs: Sequence[Mapping[str, Any]]) -> list[TaskError]:
         for run in runs
         if "error_class" in run
     ]
-
-
-def _last_error(end: End) -> TaskError:
-    row = end.row
-    if row.error_class:
-        return error_of(row.error_class, row.traceback)
-    kind = _WITHOUT_ERROR[Final(row.state)]
-    return error_of(f"{kind.__module__}.{kind.__qualname__}", row.reason)
-
-
-def _shown_result(end: End) -> Any:
-    """What the archive shows of a result that was redacted; else None."""
-    return reported_in(end.row.result).get("result")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import re
 import sys
 import time
@@ -43,6 +44,7 @@ INTERRUPTED = 130
 #: How durations are written, for help texts.
 DURATIONS = "90s 15m 2h 30d 4w"
 
+_LONGEST = timedelta(days=36_500)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -95,6 +97,7 @@ class Verb(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the verb, and say how it ended."""
         self.reporter = Reporter(self.stderr)
+        _check_texts(options)
         try:
             answer = self.run(options)
         except KeyboardInterrupt:
@@ -105,7 +108,11 @@ class Verb(BaseCommand):
             self.reporter.clear()
             raise self.failure(error) from error
         self.reporter.clear()
-        self.show(answer, options)
+        try:
+            self.show(answer, options)
+            self.stdout.flush()
+        except BrokenPipeError:  # the reader has seen enough, as `| head`: the work is done
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if answer.code:
             sys.exit(answer.code)
 
@@ -217,6 +224,18 @@ def failure(error: Exception, done: str = "") -> CommandError:
     return CommandError(f"{text} Before that: {done}." if done else text, returncode=code)
 
 
+def _check_texts(options: dict[str, Any]) -> None:
+    """Refuse what the shell gave in another encoding than UTF-8: neither Redis nor a database takes
+    it."""
+    for name, value in options.items():
+        for text in value if isinstance(value, list) else [value]:
+            try:
+                str(text).encode()
+            except UnicodeEncodeError:
+                words = f"{name} is {text!r:.80}, which is not UTF-8."
+                raise CommandError(words, returncode=ExitCode.CONFIGURATION) from None
+
+
 def in_time_zone(when: datetime) -> str:
     """An instant as people read it, by TIME_ZONE."""
     return local(when).isoformat(" ", "seconds")
@@ -225,11 +244,24 @@ def in_time_zone(when: datetime) -> str:
 # Values of options
 
 
+def filled(text: str) -> str:
+    """A text that is not empty. A script gives an empty one when its variable is not set, and no
+    filter chooses everything."""
+    if not text:
+        raise ArgumentTypeError("it is empty: give a name, or leave it away")
+    return text
+
+
 def parse_duration(text: str) -> timedelta:
-    """From 90s, 15m, 2h, 30d or 4w."""
+    """From 90s, 15m, 2h, 30d or 4w; at most a hundred years, so that the calendar has its end."""
     if match := re.fullmatch(r"(\d{1,9})([smhdw])", text):
-        return timedelta(**{_UNITS[match[2]]: int(match[1])})
-    raise ArgumentTypeError(f"{text!r} is not a duration: use 90s, 15m, 2h, 30d or 4w")
+        with suppress(OverflowError):
+            duration = timedelta(**{_UNITS[match[2]]: int(match[1])})
+            if duration <= _LONGEST:
+                return duration
+    raise ArgumentTypeError(
+        f"{text!r} is not a duration: use 90s, 15m, 2h, 30d or 4w, and at most 36500d"
+    )
 
 
 def parse_instant(text: str) -> datetime:
@@ -251,13 +283,18 @@ def parse_instant(text: str) -> datetime:
     return when if django_settings.USE_TZ else timezone.make_naive(when)
 
 
+def parse_from_now(text: str) -> datetime:
+    """From a duration that begins now."""
+    return datetime.now(tz=zones.utc) + parse_duration(text)
+
+
 def parse_due(text: str) -> datetime:
     """From `now`, a duration from now on, a date or a datetime; aware, by TIME_ZONE unless the text
     has an offset."""
     if text == "now":
         return datetime.now(tz=zones.utc)
     if re.fullmatch(r"\d+[smhdw]", text):
-        return datetime.now(tz=zones.utc) + parse_duration(text)
+        return parse_from_now(text)
     try:
         return aware(parse_instant(text))
     except ArgumentTypeError:

@@ -13,7 +13,16 @@ from ..core.present import counted, on_one_line
 from ..models import Final
 from ..operators.replay import Replayed, preview_replay
 from ..worker.process.runner import ExitCode
-from .cli import Answer, Verb, add_record, committed_count, in_time_zone, parse_instant, whole
+from .cli import (
+    Answer,
+    Verb,
+    add_record,
+    committed_count,
+    filled,
+    in_time_zone,
+    parse_instant,
+    whole,
+)
 
 #: The options that choose, beside --all.
 _FILTERS = ("topic", "task", "error", "since", "until")
@@ -33,10 +42,11 @@ class SelectingVerb(Verb):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and for the record."""
-        parser.add_argument("--topic", help="dead letters of this topic")
-        parser.add_argument("--task", help="dead letters of this task")
+        parser.add_argument("--topic", type=filled, help="dead letters of this topic")
+        parser.add_argument("--task", type=filled, help="dead letters of this task")
         parser.add_argument(
             "--error",
+            type=filled,
             help="class of the error, in full or its last part, or the word of the reason",
         )
         parser.add_argument(

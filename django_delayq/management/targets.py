@@ -14,7 +14,7 @@ from ..core.message import Message
 from ..core.present import distance, on_one_line
 from ..operators.waiting_selection import WaitingSelection
 from ..worker.process.runner import ExitCode
-from .cli import in_time_zone, parse_due
+from .cli import filled, in_time_zone, parse_due
 
 #: The head of a table of messages.
 HEAD = ("due", "in", "state", "topic", "task", "key", "attempt", "id")
@@ -25,9 +25,9 @@ _FILTERS = ("task", "key_prefix", "since", "until")
 
 def add_filters(parser: ArgumentParser) -> None:
     """--task, --key-prefix, --due-after and --due-before."""
-    parser.add_argument("--task", default="", metavar="NAME", help="messages of this task")
+    parser.add_argument("--task", type=filled, metavar="NAME", help="messages of this task")
     parser.add_argument(
-        "--key-prefix", default="", metavar="TEXT", help="messages whose keys begin with this"
+        "--key-prefix", type=filled, metavar="TEXT", help="messages whose keys begin with this"
     )
     parser.add_argument(
         "--due-after",
@@ -47,13 +47,13 @@ def add_one(parser: ArgumentParser) -> None:
     parser.add_argument("--key", metavar="KEY", help="the business key, instead of ID")
 
 
-def one_target(options: dict[str, Any]) -> Target | None:
-    """The message that ID or --key names; None for neither. Raises InvalidMessage and UnknownTopic,
-    and CommandError for a contradiction."""
+def one_target(options: dict[str, Any]) -> Target:
+    """The message that ID or --key names. Raises InvalidMessage and UnknownTopic, and CommandError
+    for a contradiction or when nothing is named."""
     named = [name for name in ("id", "key") if options[name] is not None]
     given = [name for name in _FILTERS if options.get(name)]
     if not named:
-        return None
+        raise CommandError("Give ID or --key.", returncode=ExitCode.CONFIGURATION)
     if len(named) == 2 or given or options.get("all"):
         raise CommandError(
             "Name one message, by ID or by --key; or choose messages by filters.",

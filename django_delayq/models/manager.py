@@ -16,5 +16,4 @@ class DelayQManager(models.Manager[M]):
 
     def get_queryset(self) -> models.QuerySet[M]:
         """All rows."""
-        rows: models.QuerySet[M] = super().get_queryset().using(self._db or get_settings().database)
-        return rows
+        return super().get_queryset().using(self._db or get_settings().database)

@@ -8,5 +8,5 @@ from __future__ import annotations
 
 __all__ = [
     "operations", "replay", "bulk", "bulk_runner", "message_search", "recent_actions", "bulk_run",
-    "recurring", "replayer", "walk", "api_tokens",
+    "recurring", "replayer", "walk", "erase", "erased_texts", "api_tokens",
 ]  # fmt: skip

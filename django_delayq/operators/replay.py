@@ -166,5 +166,4 @@ def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
     except (FieldError, ValidationError, TypeError, ValueError) as error:
         raise InvalidMessage(f"These lookups do not fit ArchivedMessage: {error}") from None
     rows.query.standard_ordering = True  # whatever reverse() has said
-    ordered: Rows = rows.order_by("pk")
-    return ordered
+    return rows.order_by("pk")

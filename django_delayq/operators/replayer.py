@@ -184,8 +184,7 @@ def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
     ]
     cases = f"CASE {connection.ops.quote_name('id')} {'WHEN %s THEN %s ' * len(values)}END"
     by = RawSQL(cases, tuple(chain.from_iterable(values)), field)
-    marked: int = rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
-    return marked
+    return rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
 
 
 def _undeclared(row: Any, declared: Callable[[str], bool]) -> str:

@@ -54,10 +54,9 @@ class Walk:
 
     def discard(self, rows: Sequence[Any]) -> int:
         """Say that these need no replay. Returns how many."""
-        discarded: int = self.table.filter(pk__in=[row.pk for row in rows]).update(
+        return self.table.filter(pk__in=[row.pk for row in rows]).update(
             discarded_at=timezone.now()
         )
-        return discarded
 
     def candidates(self) -> Iterator[int]:
         """The ids of the rows to change."""

@@ -26,10 +26,7 @@ logger = logging.getLogger("delayq")
 
 def find(topic: str, identity: bytes) -> OutboxMessage | None:
     """The row of a message."""
-    row: OutboxMessage | None = OutboxMessage.objects.filter(
-        message_id=UUID(bytes=identity), topic=topic
-    ).first()
-    return row
+    return OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic).first()
 
 
 def found_of(row: OutboxMessage) -> Found:
@@ -248,8 +245,7 @@ def end(rows: Sequence[OutboxMessage], reason: str = "cancelled") -> None:
 def lock(topic: str, identity: bytes) -> OutboxMessage | None:
     """The row of a message, locked until the end of the transaction."""
     rows = OutboxMessage.objects.filter(message_id=UUID(bytes=identity), topic=topic)
-    row: OutboxMessage | None = rows.select_for_update().first()
-    return row
+    return rows.select_for_update().first()
 
 
 def due_ms_of(when: When) -> int:

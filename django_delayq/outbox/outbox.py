@@ -9,7 +9,7 @@ which are DONE and not yet archived, so sending twice is safe.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -28,7 +28,7 @@ from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing, replaces
+from ..store.store import Outgoing, base_mode, replaces, replacing
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -89,8 +89,9 @@ _LIFE = ("enqueued_at_us", "due_at_ms", "expires_at_ms", "status")
 # Accepting
 
 
-def accept(items: Sequence[Item]) -> tuple[list[Item], list[Receipt]]:
-    """Insert durable messages in the caller's transaction.
+def accept(items: Sequence[Item], unsent: Iterable[bytes] = ()) -> tuple[list[Item], list[Receipt]]:
+    """Insert durable messages in the caller's transaction. `unsent`: the ids that it has inserted
+    before, and that go to Redis when it commits.
 
     Returns those to send once it commits, and the receipts of those that are refused as duplicates.
     """
@@ -100,7 +101,7 @@ def accept(items: Sequence[Item]) -> tuple[list[Item], list[Receipt]]:
     # A microsecond apart: two messages with one key, in one call, are two lives.
     rows = [new_row(item, now_us + index, status) for index, item in enumerate(items)]
     with migrated():
-        refused = _insert(rows, items)
+        refused = _insert(rows, items, set(unsent))
     to_send: list[Item] = []
     for item, row in zip(items, rows, strict=True):
         if item.receipt.outcome != "kept":
@@ -126,7 +127,7 @@ def spill(items: Sequence[Item], *, unknown: bool, wait_ms: int = 0) -> list[Rec
         # Redis may hold another message with the same key.
         row.may_be_in_redis = unknown or item.template.fixed
     with migrated():
-        refused = _insert(rows, fresh)
+        refused = _insert(rows, fresh, set())
     put_back([item for item in items if item.template.durable])
     for item, row in zip(fresh, rows, strict=True):
         if item.receipt.outcome != "kept":
@@ -154,10 +155,9 @@ def unheard() -> QuerySet[OutboxMessage]:
     # Those that Redis did not take at once are included.
     soon_ms = get_store().now_us() // 1000 + AGAIN_MS
     changed = Q(status__in=[OutboxStatus.CANCELLED, OutboxStatus.MOVED])
-    rows: QuerySet[OutboxMessage] = OutboxMessage.objects.filter(
+    return OutboxMessage.objects.filter(
         changed | Q(status=OutboxStatus.WAITING, may_be_in_redis=True), relay_at_ms__lte=soon_ms
     )
-    return rows
 
 
 def still_open(items: list[Item]) -> list[Item]:
@@ -225,7 +225,9 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
     )
 
 
-def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receipt]:
+def _insert(
+    rows: Sequence[OutboxMessage], items: Sequence[Item], unsent: set[bytes]
+) -> list[Receipt]:
     """Insert new ids in one statement, and given ids as their on_duplicate says. Returns the
     receipts of refused duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
@@ -236,10 +238,14 @@ def _insert(rows: Sequence[OutboxMessage], items: Sequence[Item]) -> list[Receip
     refused: list[Receipt] = []
     # In one order, so that two calls with the same keys wait for each other and do not deadlock.
     for row, item in sorted(zip(rows, items, strict=True), key=lambda pair: pair[0].message_id):
-        if item.template.fixed and not _insert_given(row, item.template.may_exist):
-            item.receipt.outcome = "kept"
-            if row.on_duplicate == "raise":
-                refused.append(item.receipt)
+        if not item.template.fixed:
+            continue
+        if _insert_given(row, item.template.may_exist, item.message.id in unsent):
+            unsent.add(item.message.id)
+            continue
+        item.receipt.outcome = "kept"
+        if base_mode(row.on_duplicate) == "raise":
+            refused.append(item.receipt)
     return refused
 
 
@@ -258,8 +264,9 @@ def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
         yield part
 
 
-def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
-    """Insert a row whose id may be there. False when another message with it is live."""
+def _insert_given(row: OutboxMessage, may_exist: bool, is_unsent: bool) -> bool:
+    """Insert a row whose id may be there. False when another message with it is live. `is_unsent`:
+    we have inserted that one, and Redis has yet to hear of it."""
     alias = get_settings().database
     rows = OutboxMessage.objects.using(alias)
     with_id = rows.filter(message_id=row.message_id)
@@ -282,27 +289,29 @@ def _insert_given(row: OutboxMessage, may_exist: bool) -> bool:
             return True
         if is_live and not replaces(row.on_duplicate) and not is_done(there):
             return False
-        if _take_over(row, there):
+        if _take_over(row, there, is_unsent):
             return True
     if not replaces(row.on_duplicate):
         return False  # a live one was there each time
     raise StoreUnavailable("Others replace this key all the time: it was not enqueued. Try again.")
 
 
-def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
+def _take_over(row: OutboxMessage, there: OutboxMessage, is_unsent: bool) -> bool:
     """Write the row over another life of its id. False when somebody has changed that one
     meanwhile."""
     # The clocks of hosts differ by a little: the later life is newer all the same.
     stamp_us = max(row.enqueued_at_us, there.enqueued_at_us + 1)
     changes = {name: getattr(row, name) for name in _CONTENT} | {"enqueued_at_us": stamp_us}
-    changes |= _chosen(row, there)
+    chosen = _chosen(row, there, is_unsent)
+    changes |= chosen
     if there.status == OutboxStatus.CANCELLED:
         # Unless Redis has obeyed, it may still have the cancelled message.
-        changes["on_duplicate"] = "replace" if there.changed_at_us else row.on_duplicate
+        mode = row.on_duplicate
+        changes["on_duplicate"] = replacing(mode) if there.changed_at_us else mode
         if there.record:
             archive_rows.archive_all([cancelled_entry(there, there.reason or "cancelled")])
-    elif not there.record:
-        changes |= {"moved_to_ms": there.due_at_ms, "changed_at_us": there.changed_at_us}
+    else:
+        changes |= _noted_move(there)
     if (there.may_be_in_redis or there.status != OutboxStatus.WAITING) and not (
         relay_at_ms(changes["due_at_ms"]) > redis_now_ms() and is_done(there)
     ):
@@ -326,36 +335,55 @@ def _take_over(row: OutboxMessage, there: OutboxMessage) -> bool:
     )
     if not rows.update(**changes):
         return False
+    if is_unsent and there.status == OutboxStatus.SENT:
+        # Redis gets both, and chooses as if they came one by one. The row is for the case that it
+        # gets none of them.
+        changes = {name: value for name, value in changes.items() if name not in chosen}
     _copy(row, changes)
     return True
 
 
-def _chosen(row: OutboxMessage, there: OutboxMessage) -> dict[str, Any]:
-    """What changes when the row's mode chooses between its due time and that of the waiting row
-    whose place it takes. Of rows that Redis has, Redis chooses."""
+def _noted_move(there: OutboxMessage) -> dict[str, Any]:
+    """The move of what is live under the row's id, if Redis has yet to hear of it."""
+    moved_to_ms = there.moved_to_ms if there.record else there.due_at_ms
+    if not moved_to_ms:
+        return {}
+    return {"moved_to_ms": moved_to_ms, "changed_at_us": there.changed_at_us}
+
+
+def _chosen(row: OutboxMessage, there: OutboxMessage, is_unsent: bool) -> dict[str, Any]:
+    """What changes when the row's mode chooses between its due time and that of the row whose place
+    it takes. Of rows that Redis has, Redis chooses, unless they were moved since."""
     mode, _, limit = row.on_duplicate.partition(":")
-    waits_here = there.status == OutboxStatus.WAITING and there.record
-    if not waits_here or row.on_duplicate == "replace" or not replaces(mode):
+    is_moved = there.status == OutboxStatus.MOVED
+    is_here = there.status == OutboxStatus.WAITING or is_moved or is_unsent
+    if not (is_here and there.record) or row.on_duplicate == "replace" or not replaces(mode):
         return {}
     due_ms = row.due_at_ms
     if mode != "replace":
         due_ms = (max if mode == "extend" else min)(due_ms, there.due_at_ms)
-    before, *limits = there.on_duplicate.split(":")
+    before, limits = base_mode(there.on_duplicate), there.on_duplicate.split(":")[1:]
     if limit:
         first_ms = int(limits[1]) if len(limits) > 1 else there.enqueued_at_us // 1000
         due_ms = min(due_ms, first_ms + int(limit))
-        limit = f":{limit}:{first_ms}"
+        limit = f"{limit}:{first_ms}"
     merged = copy(row)
     move(merged, due_ms)
-    # What Redis may have was to be replaced.
-    merged.on_duplicate = ("replace" if before == "replace" else mode) + limit
-    if not there.may_be_in_redis and not row.may_be_in_redis:
+    # What Redis may have was to be replaced, or has another due time than it was moved to.
+    mode = "replace" if is_moved or before == "replace" else mode
+    merged.on_duplicate = f"{mode}:{limit}" if limit else mode
+    names = ["on_duplicate", "due_at_ms", "expires_at_ms"]
+    if (
+        there.status == OutboxStatus.WAITING
+        and not there.may_be_in_redis
+        and not row.may_be_in_redis
+    ):
         merged.relay_at_ms = next_relay_ms(merged.due_at_ms)
         if merged.relay_at_ms > redis_now_ms():
             merged.status = OutboxStatus.WAITING
         elif merged.status == OutboxStatus.SENT:
             merged.relay_at_ms = redis_now_ms() + patience_ms()
-    names = ("on_duplicate", "due_at_ms", "expires_at_ms", "status", "relay_at_ms")
+        names += ["status", "relay_at_ms"]
     return {name: getattr(merged, name) for name in names}
 
 

@@ -24,6 +24,7 @@ from ..core.signals import Event
 from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
+from ..store.store import replacing
 from . import outbox
 from .lookup import begin_anew, due_ms_of, end, lock, mark
 from .outbox import move
@@ -90,7 +91,7 @@ def keep_cancel(
     with transaction.atomic(using=get_settings().database):
         row = _row(topic, identity, key)
         if row.record and stamp_us not in (None, row.enqueued_at_us):
-            row.on_duplicate, row.may_be_in_redis = "replace", True
+            row.on_duplicate, row.may_be_in_redis = replacing(row.on_duplicate), True
             row.save(using=row._state.db, update_fields=["on_duplicate", "may_be_in_redis"])
             return True
         if row.status == OutboxStatus.CANCELLED:

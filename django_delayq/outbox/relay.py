@@ -23,7 +23,7 @@ from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.store import RedisStore
+from ..store.store import RedisStore, base_mode, replaces
 from . import lookup, outbox, postponed
 
 #: Milliseconds after which it is tried again to send what waits for another message with the same
@@ -132,6 +132,9 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
         try:
             if errors and time.monotonic() - began > LONG:
                 raise errors[0]
+            for row in batch:
+                if row.moved_to_ms and replaces(row.on_duplicate):
+                    postponed.move_live(row)  # Redis chooses between that and the row's due time
             _, words = store.enqueue(partition, names, [outbox.stamped(row) for row in batch])
         except StoreError as error:  # of one cluster node, say: the other partitions go on
             errors.append(error)
@@ -184,7 +187,7 @@ def _give_way(row: OutboxMessage, word: str) -> bool:
         lookup.follow_move(row.topic, row.message_id.bytes, int(due_ms), row.enqueued_at_us)
     elif outcome == "ADOPTED":
         OutboxMessage.objects.filter(pk=row.pk).update(enqueued_at_us=outbox.adopted_stamp(word))
-    elif word == "OLDER" or (word == "DUPLICATE" and row.on_duplicate == "keep"):
+    elif word == "OLDER" or (word == "DUPLICATE" and base_mode(row.on_duplicate) == "keep"):
         reason = "replaced" if word == "OLDER" else "duplicate"
         lookup.end([row], reason)
         event = Event(row.message_id.hex, row.task, row.key or None, reason=reason)

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 
 from ..core.conf import get_settings
 from ..core.database import locked, reached, write_first
+from ..core.exceptions import StoreError
+from ..core.log import log_failure
 from ..core.service import Service
 from ..core.times import from_ms
 from ..models import OutboxMessage, OutboxStatus, RecurringTask
@@ -47,6 +49,8 @@ class Ticker(Service):
     def __init__(self, store: RedisStore) -> None:
         super().__init__()
         self._store = store
+        self._failing: set[str] = set()
+        """Names of tasks of which no message can be made."""
         self.written = 0
 
     @property
@@ -72,7 +76,7 @@ class Ticker(Service):
                 rows += begin({name: tasks[name][1] for name in sorted(missing)}, now_ms)
             for row in rows:
                 if row.task in tasks and _is_due(row, tasks[row.task][1], now_ms):
-                    self._write(row.pk, *tasks[row.task], now_ms)
+                    self._try_to_write(row.pk, *tasks[row.task], now_ms)
             forgotten = [
                 row.pk for row in rows if row.task not in tasks and row.upto_ms < now_ms - FORGET_MS
             ]
@@ -80,6 +84,23 @@ class Ticker(Service):
                 RecurringTask.objects.filter(
                     pk__in=forgotten, upto_ms__lt=now_ms - FORGET_MS, paused_at=None
                 ).delete()
+
+    def _try_to_write(
+        self, pk: int, task: Task[Any, Any], recurrence: Recurrence, now_ms: int
+    ) -> None:
+        """Write the messages of one task. If none can be made, because its options contradict the
+        settings or a hook fails, the other tasks must not suffer."""
+        try:
+            self._write(pk, task, recurrence, now_ms)
+        except (Error, StoreError):
+            raise
+        except Exception as error:
+            if task.name not in self._failing:
+                self._failing.add(task.name)
+                text = "%s: no message can be made of it, so its ticks wait; it is tried again"
+                log_failure(logger, error, text, task.name)
+        else:
+            self._failing.discard(task.name)
 
     def _write(self, pk: int, task: Task[Any, Any], recurrence: Recurrence, now_ms: int) -> None:
         """Write the messages of one task and move its row, in one transaction."""

@@ -73,8 +73,7 @@ def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     done."""
     check_params(name, params)
     check_session(spark)
-    report: Report = import_module(JOBS[name].module, __package__).run(spark, params, tell)
-    return report
+    return import_module(JOBS[name].module, __package__).run(spark, params, tell)
 
 
 def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:

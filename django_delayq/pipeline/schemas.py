@@ -42,6 +42,7 @@ ARCHIVE = pa.schema(
         ("error_message", pa.string()),
         ("traceback", pa.string()),
         ("replay_of", pa.int64()),
+        ("result", pa.string()),
     ]
 )
 

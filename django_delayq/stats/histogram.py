@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -50,10 +51,9 @@ def middle(index: int) -> float:
 
 def merge_histograms(histograms: Iterable[Histogram]) -> dict[int, int]:
     """The sum of several histograms. Their order does not matter."""
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for counted in histograms:
-        for index, count in counted.items():
-            counts[index] = counts.get(index, 0) + count
+        counts.update(counted)
     return counts
 
 

@@ -231,8 +231,7 @@ def stored_as(span: date) -> Any:
 
 
 def _rows_of(model: type[Any], spans: Sequence[Any]) -> QuerySet[Any]:
-    rows: QuerySet[Any] = model._default_manager.filter(**{f"{_SPAN[model]}__in": spans})
-    return rows
+    return model._default_manager.filter(**{f"{_SPAN[model]}__in": spans})
 
 
 def _outcome(old: Sequence[Any], rows: Sequence[Any], fewer: bool) -> Replacement:

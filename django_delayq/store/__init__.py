@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from django.core.signals import setting_changed
+from django.dispatch import receiver
 
 from ..core.conf import get_settings
 from .connection import open_client
@@ -25,13 +26,12 @@ def get_store() -> RedisStore:
     return RedisStore(None if later else open_client(settings), settings)
 
 
+@receiver(setting_changed)
 def _forget(*, setting: str, **kwargs: object) -> None:
     if setting in ("DELAYQ", "CACHES"):
         if get_store.cache_info().currsize:
             get_store().client.stop()  # else a thread goes on asking a server that nobody uses
         get_store.cache_clear()
 
-
-setting_changed.connect(_forget)
 
 __all__ = ["get_store", "RedisStore"]

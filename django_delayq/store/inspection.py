@@ -33,6 +33,10 @@ class ServerReport(NamedTuple):
     """min-replicas-to-write: with fewer replicas the server refuses writes."""
     sentinel: bool = False
     """Whether it was found through Sentinel."""
+    connections: int = 0
+    """How many clients are connected now."""
+    most_connections: int | None = None
+    """How many may be connected."""
 
 
 def inspect_server(store: RedisStore) -> list[ServerReport]:
@@ -55,6 +59,7 @@ def _report(client: Any) -> ServerReport:
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     version = str(info.get("valkey_version") if name == "Valkey" else info["redis_version"])
     min_replicas = _config(client, "min-replicas-to-write") or ""
+    most = info.get("maxclients") or _config(client, "maxclients")
     return ServerReport(
         name=f"{name} {version}",
         version=tuple(int(part) for part in str(info["redis_version"]).split(".")[:3]),
@@ -66,6 +71,8 @@ def _report(client: Any) -> ServerReport:
         replicas=int(info.get("connected_slaves", 0)),
         min_replicas=int(min_replicas) if min_replicas.isdecimal() else None,
         sentinel=isinstance(client.connection_pool, SentinelConnectionPool),
+        connections=int(info.get("connected_clients", 0)),
+        most_connections=int(most) if most else None,
     )
 
 

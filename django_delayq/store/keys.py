@@ -16,6 +16,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:limits | zset | what runs under a limit and what waits for it, by bytes |
 | PREFIX:{topic:p}:buckets | zset | limit -> when the next message may start under its rate |
 | PREFIX:{topic:p}:timers | zset | limit that something waits for -> when to look at it |
+| PREFIX:{topic:p}:windows | zset | id -> until when (ms) its key takes no other message |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
@@ -79,6 +80,11 @@ def rate_keys(prefix: str, partition: Partition) -> tuple[str, str]:
     """The zsets that a claim under limits needs besides: of rates, and of what waits for them."""
     base = f"{prefix}:{{{partition}}}:"
     return f"{base}buckets", f"{base}timers"
+
+
+def windows_key(prefix: str, partition: Partition) -> str:
+    """The zset of windows: keys that take no other message for some time."""
+    return f"{prefix}:{{{partition}}}:windows"
 
 
 def fence_key(prefix: str, partition: Partition, job: str) -> str:

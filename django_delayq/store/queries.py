@@ -4,7 +4,7 @@ anything."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -82,6 +82,17 @@ class Queries:
         """The live messages with these ids, None for those that are not live here."""
         return found_in(ids, self._client.call("find", partition, ids))
 
+    def windows(
+        self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
+    ) -> Sequence[Sequence[float]]:
+        """When the window of each of these ids ends, in ms, 0 without one; one round trip."""
+        reads = [
+            Read("ZMSCORE", None, (keys.windows_key(self._client.prefix, partition), *ids))
+            for partition, ids in asked
+        ]
+        answers = self._client.read_all(reads) if reads else []
+        return [[float(end_ms or 0) for end_ms in answer] for answer in answers]
+
     def has_follower(self, partition: Partition, message_id: bytes) -> bool:
         """Whether another message follows the run of this id."""
         return bool(
@@ -121,6 +132,17 @@ class Queries:
             self._client.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH)))
         )
         return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+
+    def records(self, partition: Partition) -> Iterator[Mapping[bytes, bytes]]:
+        """Pages of all that is live in a partition, id -> record: first what follows a run, then
+        what waits or runs. Whatever is live all the time is seen, also when its state changes."""
+        names = keys.partition_keys(self._client.prefix, partition)
+        # A follower has its due time, of 6 bytes, before its record.
+        for key, record_at in ((names[7], 6), (names[4], 0)):
+            cursor: Any = None
+            while cursor != 0:
+                cursor, page = self._client.command("HSCAN", key, cursor or 0, "COUNT", BATCH)
+                yield {message_id: record[record_at:] for message_id, record in page.items()}
 
     def stats(self, partition: Partition) -> PartitionStats:
         """Counts by state and the counters of a partition."""
@@ -211,7 +233,7 @@ class Queries:
             for partition in partitions
         ]
         answers = self._client.read_all(reads) if reads else []
-        return {partition for partition, some in zip(partitions, answers, strict=True) if some}
+        return {partition for partition, exists in zip(partitions, answers, strict=True) if exists}
 
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline of the lease that ends first. None when nothing is leased."""

@@ -113,6 +113,6 @@ class Repair:
         """Every life in the finished stream. Reads all of it, the newest first, in pages."""
         key, before, lives = keys.finished_key(self._client.prefix, partition), "+", set[Life]()
         while page := self._client.redis.xrevrange(key, before, "-", count=PAGE):
-            lives |= {Life(one[b"id"], stamp_us_of(one[b"record"]) or 0) for _, one in page}
+            lives |= {Life(entry[b"id"], stamp_us_of(entry[b"record"]) or 0) for _, entry in page}
             before = f"({page[-1][0].decode()}"
         return lives

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..core.task_report import TaskProgress
@@ -69,3 +71,12 @@ class Reports:
             if raw := self._client.command("GET", key):
                 return msgspec.json.decode(raw, type=TaskProgress)
         return None
+
+    def forget(self, topic: str, ids: Sequence[bytes]) -> None:
+        """Remove the results and the progress of these messages."""
+        prefix = self._client.prefix
+        for message_id in ids:
+            for partition in self._partitions.candidates(topic, message_id):
+                for key in (result_key, progress_key):
+                    # Not DEL: a Redis user with the rights of the docs may not.
+                    self._client.command("EXPIRE", key(prefix, partition, message_id), 0)

@@ -20,7 +20,7 @@ from ..core.times import When
 from .bulk_load import BulkLoader
 from .client import BATCH, Read, RedisClient
 from .connection import RedisPy
-from .keys import Partition, partition_keys, progress_key, rate_keys, result_key
+from .keys import Partition, partition_keys, progress_key, rate_keys, result_key, windows_key
 from .lease import Lease
 from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
@@ -47,8 +47,8 @@ class Outgoing(NamedTuple):
 
     id: bytes
     mode: str
-    """raise, keep, replace, extend, earliest or adopt; also with a limit, such as replace:60000:
-    see enqueue.lua."""
+    """raise, keep, replace, extend, earliest or adopt; also with a limit, such as replace:60000,
+    or a window, such as keep/60000: see enqueue.lua."""
     when: When
     expires: When
     record: bytes
@@ -62,7 +62,23 @@ class Outgoing(NamedTuple):
 
 def replaces(mode: str) -> bool:
     """Whether a message of this mode takes the place of a live one with its id."""
-    return mode.partition(":")[0] in ("replace", "extend", "earliest")
+    return base_mode(mode) in ("replace", "extend", "earliest")
+
+
+def base_mode(mode: str) -> str:
+    """The mode without its limit and its window."""
+    return mode.partition(":")[0].partition("/")[0]
+
+
+def replacing(mode: str) -> str:
+    """The mode that replaces whatever is live, with the window of this mode."""
+    _, slash, window = mode.partition("/")
+    return f"replace{slash}{window}"
+
+
+def has_window(mode: str) -> bool:
+    """Whether the key of a message with this mode takes no other for some time."""
+    return "/" in mode
 
 
 class Claimed(NamedTuple):
@@ -157,6 +173,18 @@ class RedisStore:
             for found in found_in(ids, answer)
             if found is not None
         ]
+
+    def recent(self, places: Iterable[tuple[str, bytes]]) -> set[tuple[str, bytes]]:
+        """Those of these topics and ids whose windows go on; one round trip (read_all)."""
+        batches = self._batches((topic, i, (topic, i)) for topic, i in dict.fromkeys(places))
+        now_ms = self.now_us() // 1000
+        ends = self.queries.windows((part, [i for _, i in batch]) for part, batch in batches)
+        return {
+            place
+            for (_, batch), found in zip(batches, ends, strict=True)
+            for place, end_ms in zip(batch, found, strict=True)
+            if end_ms > now_ms
+        }
 
     def has_follower(self, topic: str, message_id: bytes) -> bool:
         """Whether another message follows the run of this id."""
@@ -289,12 +317,15 @@ class RedisStore:
         for message in messages:  # not chain(): it takes longer for a lone message
             args += message
         client = self.client
+        script_keys = partition_keys(client.prefix, partition)
+        if any(map(has_window, {message.mode for message in messages})):
+            script_keys = (*script_keys, windows_key(client.prefix, partition))
         # SQL keeps the messages that it has accepted: these need not wait for replicas.
         waits = client.settings.wait_replicas and not all(
             message.when.stamp_us for message in messages
         )
         begin = client.begin_replicated if waits else client.begin
-        answer = begin("enqueue", partition_keys(client.prefix, partition), args)
+        answer = begin("enqueue", script_keys, args)
 
         def read() -> tuple[int, dict[int, str]]:
             try:
@@ -455,7 +486,8 @@ class RedisStore:
             "" if before_us is None else before_us,
             *ids,
         )
-        return [word.decode() for word in self.client.call("cancel", partition, args)]
+        windows = windows_key(self.client.prefix, partition)
+        return [word.decode() for word in self.client.call("cancel", partition, args, windows)]
 
     def reschedule_in(
         self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
@@ -481,7 +513,8 @@ class RedisStore:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are
         none."""
         args = (min(limit, BATCH), self._archive(partition), json.dumps({"reason": reason}))
-        return [*self.client.call("purge", partition, args)]
+        windows = windows_key(self.client.prefix, partition)
+        return [*self.client.call("purge", partition, args, windows)]
 
     # Messages that SQL answers for
 

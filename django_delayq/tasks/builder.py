@@ -29,7 +29,7 @@ from ..core.message import (
     with_limit,
     write_body,
 )
-from ..store.store import Outgoing
+from ..store.store import Outgoing, base_mode, has_window
 from . import registry
 from .registry import check_topic
 from .task import Call, PlacedCall, Receipt, Task
@@ -103,7 +103,8 @@ class Template:
         in an old partition. Else each message gets a fresh id."""
         self.may_exist = options.id is not None or options.key is None
         """The id is explicit, or nobody else makes it: to find the very same record is success."""
-        self.mode = options.mode
+        # Without a key there is nothing that a window could hold.
+        self.mode = options.mode if self.fixed else base_mode(options.mode)
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
         self.when, self.expires = options.when, options.expires
@@ -198,6 +199,7 @@ class KeyedTemplate(Template):
         """For messages with a key of their own: a call may have only a due time, and a function
         may return None."""
         self.keyed.fixed, self.keyed.may_exist = True, task.options.id is not None
+        self.keyed.mode = task.options.mode
 
     def item(self, call: Call, fresh_id: bytes) -> Item:
         """The message of one call. Raises InvalidMessage and its subclasses, and what the function
@@ -219,7 +221,7 @@ class KeyedTemplate(Template):
             extra = msgspec.structs.replace(self.extra, key=key)
         record = self.record(call, extra)
         receipt = self.task.receipt(identity, self.topic, self.name, key)
-        message = _named(Outgoing, (identity, self.mode, when, self.expires, record))
+        message = _named(Outgoing, (identity, self.keyed.mode, when, self.expires, record))
         return _named(Item, (receipt, message, self.keyed))
 
 
@@ -273,7 +275,13 @@ def build(calls: Sequence[Call]) -> list[Item]:
         if template is None or template.settings is not settings:
             is_keyed = call.task.options.key_maker or isinstance(call, PlacedCall)
             kind = KeyedTemplate if is_keyed else Template
-            template = call.task.template = kind(call.task, settings)
+            template = kind(call.task, settings)
+            if not (is_keyed or template.fixed) and has_window(call.task.options.mode):
+                raise InvalidMessage(
+                    f"{call.task.name} has a window, which is of a key: give the task a key, or "
+                    "the call, with using(key=...)."
+                )
+            call.task.template = template
         items.append(template.item(call, fresh_id))
     return items
 

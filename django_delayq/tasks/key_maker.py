@@ -130,7 +130,7 @@ def _parsed(template: str) -> list[_Part]:
         for literal, field, format_, conversion in _FORMATTER.parse(template):
             if conversion or "{" in (format_ or ""):
                 raise ValueError("neither ! nor a field within a field can be used")
-            first = _first_name(field) if field is not None else ""
+            first = field.replace("[", ".").partition(".")[0] if field is not None else ""
             parts.append(_Part(literal, field or "", first, format_ or ""))
             if field is not None and not first:
                 raise ValueError("each field names a parameter, as {order_id} does")
@@ -139,7 +139,3 @@ def _parsed(template: str) -> list[_Part]:
     if not any(part.field for part in parts):
         check_key(template)
     return parts
-
-
-def _first_name(field: str) -> str:
-    return field.replace("[", ".").partition(".")[0]

@@ -24,6 +24,8 @@ OnDuplicate = Literal["raise", "keep", "replace", "extend", "earliest"]
 
 #: Values of on_duplicate with which max_wait goes.
 DEBOUNCING = ("replace", "extend")
+#: Values of on_duplicate with which window goes.
+REFUSING = ("raise", "keep")
 
 NOW, NEVER = When.after(0), When()
 
@@ -59,6 +61,10 @@ class SharedOptions(TypedDict, total=False):
     max_wait: Duration | None
     """With `"replace"` or `"extend"`: a replacement is due so long after the first enqueue at the
     latest; 1 s to ten years. Default: no limit."""
+    window: Duration | None
+    """With `"raise"` or `"keep"`: for so long after an enqueue the key takes no other message, also
+    when the first one has ended; 1 s to a year. A cancel frees the key. Default: only while it is
+    live."""
 
 
 class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
@@ -136,6 +142,7 @@ class Options:
     expires: When = NEVER
     on_duplicate: OnDuplicate = "raise"
     max_wait_ms: int | None = None
+    window_ms: int | None = None
     key: str | None = None
     key_maker: KeyMaker | None = None
     id: bytes | None = None
@@ -175,8 +182,10 @@ class Options:
 
     @property
     def mode(self) -> str:
-        """on_duplicate, with max_wait where that counts. Raises InvalidMessage when the delay is
-        longer."""
+        """on_duplicate, with max_wait or window where that counts. Raises InvalidMessage when the
+        delay is longer than max_wait."""
+        if self.window_ms is not None and self.on_duplicate in REFUSING:
+            return f"{self.on_duplicate}/{self.window_ms}"
         if self.max_wait_ms is None or self.on_duplicate not in DEBOUNCING:
             return self.on_duplicate
         if self.when.is_delay and self.when.ms > self.max_wait_ms:
@@ -198,6 +207,8 @@ class Options:
         options = replace(self, **values)
         if "max_wait_ms" in values and options.on_duplicate not in DEBOUNCING:
             raise InvalidMessage('max_wait goes with on_duplicate="replace" or "extend".')
+        if "window_ms" in values and options.on_duplicate not in REFUSING:
+            raise InvalidMessage('window goes with on_duplicate="keep" or "raise".')
         return options
 
 
@@ -253,9 +264,11 @@ def _refusal(name: str, known: frozenset[str]) -> str:
     return f"{here} has no option {name!r}. {hint}Its options are: {', '.join(sorted(known))}."
 
 
-def _max_attempts(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 1000:
-        raise InvalidMessage(f"max_attempts must be a whole number from 1 to 1,000, not {value!r}.")
+def _whole(name: str, high: int, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise InvalidMessage(
+            f"{name} must be a whole number from 1 to {high:,}, not {value!r:.80}."
+        )
     return value
 
 
@@ -269,15 +282,6 @@ def _duration(name: str, high_s: int, value: Any) -> int:
 def _rate(value: Any) -> str:
     if problem := rate_problem(value):
         raise InvalidMessage(f"rate {problem}")
-    rate: str = value
-    return rate
-
-
-def _concurrency(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_CONCURRENCY:
-        raise InvalidMessage(
-            f"concurrency must be a whole number from 1 to {MAX_CONCURRENCY:,}, not {value!r:.80}."
-        )
     return value
 
 
@@ -291,8 +295,7 @@ def _limit_by(value: Any) -> str:
             'limit_by is a template with the names of arguments, as "customer:{customer_id}", not '
             f"{value!r:.80}."
         )
-    template: str = value
-    return template
+    return value
 
 
 def _expires(value: Any) -> When:
@@ -352,7 +355,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "due_at": ("when", lambda value: When.at(instant_ms(value))),
     "ttr": ("ttr_ms", partial(_duration, "ttr", 86_400)),
     "max_runtime": ("max_runtime_ms", partial(_duration, "max_runtime", 7 * 86_400)),
-    "max_attempts": ("max_attempts", _max_attempts),
+    "max_attempts": ("max_attempts", partial(_whole, "max_attempts", 1000)),
     "backoff": ("backoff", _backoff),
     "retry_for": ("retry_for", _retry_for),
     "priority": ("priority", Priority.parse),
@@ -362,6 +365,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
         partial(_choice, "on_duplicate", get_args(OnDuplicate)),
     ),
     "max_wait": ("max_wait_ms", partial(_duration, "max_wait", 3650 * 86_400)),
+    "window": ("window_ms", partial(_duration, "window", 366 * 86_400)),
     "key": ("key", check_key),
     "id": ("id", parse_id),
     "headers": ("headers", check_headers),
@@ -372,7 +376,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
     "result": ("result", partial(_boolean, "result")),
     "rate": ("rate", _rate),
-    "concurrency": ("concurrency", _concurrency),
+    "concurrency": ("concurrency", partial(_whole, "concurrency", MAX_CONCURRENCY)),
     "limit_by": ("limit_by", _limit_by),
     "too_late": ("too_late_ms", partial(_duration, "too_late", 366 * 86_400)),
 }

@@ -109,7 +109,12 @@ class Recurrence:
         elif options.get("time_zone") is not None:
             raise InvalidMessage("time_zone is of a cron line: every= counts seconds in UTC.")
         else:
-            rule = Rule(every_s=_whole_seconds(every))
+            every_ms = duration_ms(every, "every")
+            if every_ms % 1000 or not 1000 <= every_ms <= _LONGEST_S * 1000:
+                raise InvalidMessage(
+                    f"every is {every!r:.80}: use whole seconds, from 1 s to 366 days."
+                )
+            rule = Rule(every_s=every_ms // 1000)
         return cls(rule=rule, missed=missed)
 
     def wanted(self, after_ms: int, now_ms: int, until_ms: int) -> list[int]:
@@ -123,13 +128,6 @@ class Recurrence:
         late = [tick for tick in ticks if tick <= now_ms]
         most = MOST_MISSED if self.missed == "all" else 1
         return late[-most:] + ticks[len(late) :]
-
-
-def _whole_seconds(value: Any) -> int:
-    milliseconds = duration_ms(value, "every")
-    if milliseconds % 1000 or not 1000 <= milliseconds <= _LONGEST_S * 1000:
-        raise InvalidMessage(f"every is {value!r:.80}: use whole seconds, from 1 s to 366 days.")
-    return milliseconds // 1000
 
 
 def _cron_rule(line: Any, zone: Any) -> Rule:

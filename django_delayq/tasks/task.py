@@ -157,8 +157,8 @@ class Receipt:
     task: str
     key: str | None
     outcome: str = ""
-    """Empty until it is sent; then `stored`, `kept` (the live one stays), `replaced` or `follows`
-    (the running one).
+    """Empty until it is sent; then `stored`, `kept` (the live one stays, or the window of the one
+    that has ended goes on), `replaced` or `follows` (the running one).
 
     `outbox`: the database has it, and the relay sends it when Redis is back, or its due time is
     near. What a commit could not do: `duplicate` (another has the key), `unknown` (the answer was
@@ -198,8 +198,7 @@ class Task(Generic[P, R]):
         return f"<delayed task {self.name} of topic {self.options.topic}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self.definition.func(*args, **kwargs)
-        return result
+        return self.definition.func(*args, **kwargs)
 
     @cached_property
     def placing(self) -> Self:

@@ -388,7 +388,10 @@ class _Wanted:
         return (
             message.task == self.task
             and self.key in (None, message.key)
-            and (self.call is None or self._bound(*self.call) == self._bound_of(message))
+            and (
+                self.call is None
+                or self._bound(*self.call) == self._bound(message.args, message.kwargs)
+            )
             and (self.delay is None or _near(message.due_at - message.enqueued_at, self.delay))
             and (self.due_at is None or _near(message.due_at - self.due_at, timedelta()))
         )
@@ -399,9 +402,6 @@ class _Wanted:
             return dict(self._signature.bind(*args, **kwargs).arguments)
         except TypeError:
             return None
-
-    def _bound_of(self, message: Message) -> dict[str, Any] | None:
-        return self._bound(message.args, message.kwargs)
 
     def __str__(self) -> str:
         words = [self.task if self.call is None else _call(self.task, *self.call)]

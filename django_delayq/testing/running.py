@@ -163,7 +163,10 @@ class DueRunner:
                 while not self._relay.run_once():
                     """One batch after the other."""
                 self._known.update((message.id, message) for message in self._waiting())
-                self._next_millisecond()
+                # What was enqueued in this very millisecond is due in the next.
+                next_ms = self._store.clock_ms() + 1
+                while self._store.clock_ms() < next_ms:
+                    """It comes at once."""
                 while self._run_next(reraise):
                     if len(self.runs) > limit:
                         raise DelayQError(
@@ -174,16 +177,13 @@ class DueRunner:
                 self._archive()
         return RunReport(self.runs)
 
-    def _next_millisecond(self) -> None:
-        """What was enqueued in this very millisecond is due in the next."""
-        next_ms = self._store.clock_ms() + 1
-        while self._store.clock_ms() < next_ms:
-            """It comes at once."""
-
     def _run_next(self, reraise: bool) -> bool:
         """Claim and run one message: it may cancel those that are due after it. Returns whether
         there was one."""
-        for partition in self._due():
+        partitions = self._store.topics.used_partitions()
+        figures = zip(self._store.queries.all_stats(partitions), partitions, strict=True)
+        due = [(stats.next_due_ms or 0, partition) for stats, partition in figures if stats.ready]
+        for _, partition in sorted(due):
             claimed = self._claims.claim(partition, 1, os.urandom(16))
             self._shared.clock.sync(claimed.now_us)
             for lease in claimed.leases:
@@ -193,13 +193,6 @@ class DueRunner:
             if claimed.leases or claimed.over:
                 return True
         return False  # what is due there is paused, or a limit holds it back
-
-    def _due(self) -> Sequence[Partition]:
-        """The partitions that have something due, the oldest first."""
-        partitions = self._store.topics.used_partitions()
-        figures = zip(self._store.queries.all_stats(partitions), partitions, strict=True)
-        due = [(stats.next_due_ms or 0, partition) for stats, partition in figures if stats.ready]
-        return [partition for _, partition in sorted(due)]
 
     def _report_expired(self, partition: Partition, over: Sequence[bytes]) -> None:
         events = [Event(message_id.hex(), reason="expired") for message_id in over]

@@ -70,7 +70,7 @@ class Claims:
             )
         return partitions[:1]
 
-    def look(self, partitions: Iterable[Partition]) -> None:
+    def find_held_back(self, partitions: Iterable[Partition]) -> None:
         """Find the partitions whose topics have no limit any more, and which still hold messages
         back."""
         free = [partition for partition in partitions if partition.topic not in self._limits]

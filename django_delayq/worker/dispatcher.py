@@ -263,7 +263,7 @@ class Dispatcher(Service):
             for topic in self._shared.topics:
                 for partition in self._claims.served(topic):
                     self.agenda.add(partition)
-            self._claims.look(self.agenda.visits)
+            self._claims.find_held_back(self.agenda.visits)
             self._partitions_at = now + 10.0
         partitions = list(self.agenda.visits)
         for partition, (wakeups, finished) in zip(

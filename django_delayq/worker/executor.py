@@ -155,7 +155,6 @@ class Executor:
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
-        close_broken()
         try:
             if resolved.task.definition.options.exactly_once:
                 self._perform_once(lease, partial(self._run_def, lease, resolved))

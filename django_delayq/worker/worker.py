@@ -32,6 +32,9 @@ from .settler import Settler
 from .shared import PerformOnce, Shared
 from .thread_pool import ThreadPool
 
+#: Threads of a worker that talk to Redis, beside those of the tasks: one for each service.
+SERVICE_THREADS = 7
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:

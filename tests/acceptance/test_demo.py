@@ -15,9 +15,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from django_delayq.core.exceptions import ConfigurationError
-from django_delayq.testing.embedded import find_binary
-from tests.servers import require, wait_until
+from tests.servers import require_embedded, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -29,10 +27,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the launcher in a directory of its own, and sees to it that it does not outlive the
     test."""
-    try:
-        find_binary()
-    except ConfigurationError:
-        require("valkey")
+    require_embedded()
     started: list[subprocess.Popen[str]] = []
 
     def launch(*arguments: str) -> subprocess.Popen[str]:

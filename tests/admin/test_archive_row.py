@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.test import Client
 
+from django_delayq.archive.erasure import ERASED
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
 from tests.admin.browser import address
 from tests.admin.rows import NOON, make, make_dead
@@ -160,6 +161,13 @@ def test_a_redacted_one_needs_other_arguments(as_user: AsUser) -> None:
         address("archived_replay", pk=row.pk), {"next": address("archived", pk=row.pk)}, follow=True
     )
     assert "was not replayed: redacted" in answer.content.decode()
+
+
+def test_an_erased_one_says_so_and_is_not_replayed(as_user: AsUser) -> None:
+    row, client = make_dead(body=ERASED), as_user(*EVERYTHING)
+    page = client.get(address("archived", pk=row.pk)).content.decode()
+    assert "Personal data was erased from this row" in page
+    assert "redacted before" not in page and 'id="delayq-replay-reason"' not in page
 
 
 def test_a_dead_letter_is_discarded_with_a_reason(as_user: AsUser) -> None:

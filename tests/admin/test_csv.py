@@ -73,6 +73,7 @@ def test_no_text_is_a_formula(as_user: AsUser, nasty: str) -> None:
         "headers",
         "error_message",
         "traceback",
+        "result",
     )
     make(**dict.fromkeys(names, nasty), lateness_ms=-0.5)
     (line,) = exported(as_user("view_dashboard", "view_payload"))
@@ -86,12 +87,13 @@ def test_contents_need_the_permission(as_user: AsUser) -> None:
         headers='{"h":"secret"}',
         error_message="secret",
         traceback="secret",
+        result='{"result":"secret"}',
     )
     for may_see in (True, False):
         client = as_user("view_dashboard", *(["view_payload"] if may_see else []))
         assert (b"secret" in client.get(address("archive_csv")).getvalue()) is may_see
         (line,) = exported(client)
-        assert ("body" in line) is may_see
+        assert ("body" in line, "result" in line) == (may_see, may_see)
         assert line["error_class"] == "shop.errors.PriceMissing"
 
 

@@ -12,11 +12,23 @@ from django_delayq.archive.retention import Retention
 from django_delayq.core.conf import RETAINED_STATES, parse_settings
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.management.sql_services import sql_services
-from django_delayq.models import ArchivedMessage, Final, OperatorAction
+from django_delayq.models import ArchivedMessage, Final, LakeBatch, OperatorAction
 from tests.app.sql_tasks import count
 from tests.archive.test_prune import ago, left
-from tests.hands import Hands
+from tests.hands import DAY, Hands
+from tests.killed import run_killed
 from tests.operators.test_replay import dead
+
+#: It is killed while its second transaction is open.
+KILLED = """
+from django_delayq.archive import retention
+from django_delayq.models import OperatorAction
+from django_delayq.store import get_store
+
+retention.BATCH = 3
+killing(OperatorAction, "add", 2)
+retention.Retention(get_store()).run_once()
+"""
 
 DAYS = {"acked": timedelta(days=30), "dead": timedelta(days=90)}
 
@@ -124,3 +136,35 @@ def test_the_states_are_those_of_the_archive() -> None:
 def test_a_wrong_setting_is_refused(value: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         parse_settings({"ARCHIVE_RETENTION": value})
+
+
+def test_rows_that_a_lake_has_not_taken_yet_stay(kept: Hands) -> None:
+    pks = dead(4, state="acked", finished_at=ago(days=31))
+    LakeBatch.objects.create(lake="/old", lo=0, hi=pks[0], state="committed", seq=1)
+    LakeBatch.objects.create(lake="/lake", lo=0, hi=pks[1], state="committed", seq=1)
+    LakeBatch.objects.create(lake="/lake", lo=pks[1], hi=pks[3], state="written")
+    Retention(kept.store).run_once()
+    assert left() == pks[2:]
+    LakeBatch.objects.filter(state="written").update(state="committed", seq=2)
+    kept.store.workers.release_lock("retention")
+    Retention(kept.store).run_once()
+    assert left() == []
+
+
+@pytest.mark.databases
+def test_killed_in_the_middle_of_a_transaction_it_loses_nothing_and_another_goes_on(
+    kept: Hands,
+) -> None:
+    old = dead(10, state="acked", finished_at=ago(days=31))
+    young = dead(2, state="acked", finished_at=ago(days=1))
+    run_killed(KILLED, ARCHIVE_RETENTION={"acked": 30 * DAY})
+    assert left() == [*old[3:], *young], "the transaction that was open is undone"
+    first = OperatorAction.objects.get()
+    assert (first.count, first.finished_at) == (3, None)
+    service = Retention(kept.store)
+    assert service.run_once() == module.INTERVAL
+    assert left() == [*old[3:], *young], "the lock of the dead process ends by itself"
+    kept.store.workers.release_lock(service.name)
+    service.run_once()
+    assert left() == young
+    assert sorted(OperatorAction.objects.values_list("count", flat=True)) == [3, 7]

@@ -3,6 +3,7 @@ is."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -134,6 +135,59 @@ def test_after_an_outage_redis_chooses_and_the_row_follows(
     when_redis_is_back(delayq)
     assert the_message() == ("b", chosen)
     assert rows() == [chosen]
+
+
+@chooses
+@in_order
+@kinds
+def test_when_redis_goes_away_before_the_commit_the_outbox_chooses(
+    delayq: RedisStore, mode: str, chosen: Any, times: Any, durable: bool
+) -> None:
+    task = choosing(mode, durable=durable)
+    with ExitStack() as away, transaction.atomic():
+        for value, due_at in zip("ab", times, strict=True):
+            task.using(due_at=due_at).enqueue(value)
+        away.enter_context(unreachable())
+    when_redis_is_back(delayq)
+    assert the_message() == ("b", chosen)
+
+
+@chooses
+@in_order
+def test_what_one_transaction_enqueues_chooses_in_redis_one_by_one(
+    delayq: RedisStore, mode: str, chosen: Any, times: Any
+) -> None:
+    between = NOW + timedelta(minutes=30)
+    choosing("replace", due_at=between).enqueue("before")
+    other = "earliest" if mode == "extend" else "extend"
+    with transaction.atomic():
+        choosing(mode, due_at=times[0], durable=True).enqueue("a")
+        choosing(other, due_at=times[1], durable=True).enqueue("b")
+    first = (max if mode == "extend" else min)(between, times[0])
+    second = (min if mode == "extend" else max)(first, times[1])
+    assert the_message() == ("b", second)
+    assert rows() == [second]
+
+
+@chooses
+@in_order
+@kinds
+@pytest.mark.parametrize("before", [True, False], ids=["in redis", "in the outbox"])
+def test_the_time_to_which_it_was_moved_during_an_outage_is_what_counts(
+    delayq: RedisStore, mode: str, chosen: Any, times: Any, durable: bool, before: bool
+) -> None:
+    task = choosing(mode, durable=durable)
+    elsewhere = NOW + timedelta(minutes=10 if mode == "earliest" else 50)
+    if before:
+        task.using(due_at=elsewhere).enqueue("a")
+    with unreachable():
+        if not before:
+            task.using(due_at=elsewhere).enqueue("a")
+        task.reschedule(key="k", due_at=times[0])
+        task.using(due_at=times[1]).enqueue("b")
+    for _ in range(3):
+        when_redis_is_back(delayq)
+    assert the_message() == ("b", chosen)
 
 
 @chooses

@@ -19,7 +19,8 @@ from tests.sending import LONG_AGO, ack, claim, sent
 def test_live_key_is_refused_by_default(delayq: RedisStore) -> None:
     record.using(key="k", delay=60).enqueue("a")
     with pytest.raises(
-        exceptions.DuplicateMessage, match=r"already live\. Pass on_duplicate=\"keep\""
+        exceptions.DuplicateMessage,
+        match=r"already live, or still in its window\. Pass on_duplicate=\"keep\"",
     ) as caught:
         record.using(key="k").enqueue("a")
     assert caught.value.keys == ("k",)

@@ -402,6 +402,19 @@ def test_redis_that_is_away_changes_nothing(hands: Hands) -> None:
     assert OutboxMessage.objects.get().topic == "jobs"
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_window_moves_with_its_message(hands: Hands, durable: bool) -> None:
+    options: Any = {"key": "k", "on_duplicate": "keep", "window": 3600, "durable": durable}
+    leave("jobs", "moved", **options)
+    move_topic("jobs", "orders")
+    there = record.using(topic="orders", **options)
+    there.reschedule(key="k", delay=0)
+    hands.work(ORDERS)
+    assert seen == ["moved"]
+    assert there.enqueue("refused").outcome == "kept"
+    assert leave("jobs", "free again", **options)[0].outcome == "stored"
+
+
 # The command
 
 

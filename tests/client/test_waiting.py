@@ -13,7 +13,7 @@ import pytest
 from django.db import connections, transaction
 
 from django_delayq import DelayQError, InvalidMessage
-from django_delayq.client.waiting import LONGEST_PAUSE
+from django_delayq.client.waiting import LONGEST_PAUSE, Wait
 from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import (
     MessageCancelled,
@@ -216,6 +216,20 @@ def test_waiting_inside_the_transaction_that_sends_it_is_refused(hands: Hands) -
     assert handle.wait(timeout=5) == 5
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_earlier_message_with_its_key_is_not_awaited_instead(
+    hands: Hands, durable: bool
+) -> None:
+    task = add.using(key="k", on_duplicate="replace", durable=durable)
+    task.using(delay=60).enqueue(1, 1)
+    with transaction.atomic():
+        handle = task.enqueue(2, 3)
+        with pytest.raises(InvalidMessage, match="wait after that"):
+            handle.wait(timeout=0.1)
+    hands.work()
+    assert handle.wait(timeout=5) == 5
+
+
 def test_durable_message_is_awaited_too(hands: Hands) -> None:
     handle = add.using(durable=True, delay=30).enqueue(2, 3)
     with pytest.raises(WaitTimeout):
@@ -246,6 +260,23 @@ def test_new_message_of_the_key_does_not_hide_how_the_old_one_ended(hands: Hands
     hands.work()
     assert second.wait(timeout=5) == 4
     assert handle.identity == second.identity
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
+def test_who_waits_for_a_message_that_is_replaced_gets_the_result_of_its_replacement(
+    hands: Hands, ended: bool, durable: bool
+) -> None:
+    debounced = add.using(key="k", delay=0, on_duplicate="replace", durable=durable)
+    waiting = Wait(debounced.enqueue(1, 1), 5)
+    assert waiting.check() is None
+    debounced.enqueue(2, 2)
+    if not ended:
+        assert waiting.check() is None
+    hands.relay()
+    hands.work()
+    end = waiting.check()
+    assert end is not None and waiting.end_of(end) == 4
 
 
 def test_message_that_follows_a_running_one_has_its_own_result(hands: Hands) -> None:

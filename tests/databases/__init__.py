@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from tests.databases.base import Database, Server, Sqlite
-from tests.databases.mariadb import MariaDB, install_driver
+from tests.databases.mariadb import MariaDB, MySQL, install_driver
 from tests.databases.postgresql import PostgreSQL
 
 __all__ = [
@@ -27,7 +27,9 @@ __all__ = [
 
 VARIABLE = "DELAYQ_TEST_DATABASE"
 
-_KINDS: dict[str, type[Database]] = {kind.kind: kind for kind in (Sqlite, PostgreSQL, MariaDB)}
+_KINDS: dict[str, type[Database]] = {
+    kind.kind: kind for kind in (Sqlite, PostgreSQL, MariaDB, MySQL)
+}
 KINDS = tuple(_KINDS)
 
 

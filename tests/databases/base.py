@@ -114,8 +114,14 @@ class Server(Database):
 
     @classmethod
     @abstractmethod
+    def _installed(cls) -> Path | None:
+        """The program that is the server, as this machine has it."""
+
+    @classmethod
     def find_binary(cls) -> Path | None:
-        """The program that is the server."""
+        """The server of DELAYQ_TEST_KIND (as `make matrix` sets it), else the one installed."""
+        given = os.environ.get(f"DELAYQ_TEST_{cls.kind.upper()}")
+        return Path(given) if given else cls._installed()
 
     @classmethod
     def missing(cls) -> str:

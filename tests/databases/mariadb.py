@@ -1,4 +1,4 @@
-"""MariaDB, without a service."""
+"""MariaDB and MySQL, without a service."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tests.databases.base import Server, on_path
 from tests.databases.processes import Child
@@ -24,8 +25,13 @@ class MariaDB(Server):
     immediate = signal.SIGKILL
 
     @classmethod
-    def find_binary(cls) -> Path | None:
+    def _installed(cls) -> Path | None:
         return on_path("mariadbd", *_SBIN)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        # With TLS the driver would read all certificates of the machine for each connection.
+        return super().entry | {"OPTIONS": {"ssl_disabled": True}}
 
     def start(self) -> None:
         install_driver()
@@ -33,9 +39,12 @@ class MariaDB(Server):
 
     def _initialise(self) -> None:
         (self.folder / "start.sql").write_text("CREATE DATABASE IF NOT EXISTS delayq;\n")
-        program = on_path("mariadb-install-db") or "mariadb-install-db"
+        home = self.binary().parent.parent
+        program = on_path("mariadb-install-db", f"{home}/bin") or "mariadb-install-db"
+        if home != Path("/usr"):
+            program = home / "bin" / "mariadb-install-db"
         options = ("--auth-root-authentication-method=normal", "--skip-test-db", *self._storage())
-        self._run(str(program), "--no-defaults", *options)
+        self._run(str(program), "--no-defaults", f"--basedir={home}", *options)
 
     def _command(self) -> list[str]:
         return [
@@ -69,6 +78,40 @@ class MariaDB(Server):
             connection.connect(str(self.folder / "server.sock"))
             return bool(connection.recv(1))  # the server speaks first
         return False
+
+
+class MySQL(MariaDB):
+    """MySQL. `make matrix` has one; nothing else starts it."""
+
+    kind = "mysql"
+    install = "nothing: `make matrix ARGS=mysql9` fetches it"
+
+    @classmethod
+    def _installed(cls) -> Path | None:
+        return None
+
+    def _initialise(self) -> None:
+        (self.folder / "start.sql").write_text(
+            "CREATE DATABASE IF NOT EXISTS delayq;\n"
+            "CREATE USER IF NOT EXISTS root@'127.0.0.1';\n"
+            "GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;\n"
+        )
+        self._run(str(self.binary()), "--no-defaults", "--initialize-insecure", *self._storage())
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--mysqlx=OFF"]
+
+    def _storage(self) -> list[str]:
+        return [
+            f"--basedir={self.binary().parent.parent}",
+            f"--datadir={self.data}",
+            "--skip-name-resolve",
+            "--skip-log-bin",
+            "--secure-file-priv=NULL",
+            "--innodb-redo-log-capacity=32M",
+            f"--innodb-flush-log-at-trx-commit={1 if self.durable else 2}",
+            f"--innodb-flush-method={'fsync' if self.durable else 'nosync'}",
+        ]
 
 
 def install_driver() -> None:

@@ -29,7 +29,7 @@ class PostgreSQL(Server):
     immediate = signal.SIGQUIT  # ends the processes that it forked, too
 
     @classmethod
-    def find_binary(cls) -> Path | None:
+    def _installed(cls) -> Path | None:
         spec = find_spec("pgserver")  # finds the package without running its code
         for folder in (spec and spec.submodule_search_locations) or ():
             if found := shutil.which("postgres", path=f"{folder}/pginstall/bin"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 
 from django_delayq import pause_topic
 from django_delayq.stats import overview
@@ -17,6 +20,7 @@ from tests.database_faults import database_away
 from tests.faults import unreachable
 from tests.hands import make_due
 from tests.operators.test_replay import dead
+from tests.test_readme import ROOT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -39,8 +43,6 @@ def check(*args: str) -> tuple[int, str]:
         call_command("delayq", "check", *args, stdout=out)
     except SystemExit as end:
         return int(end.code or 0), out.getvalue()
-    except CommandError as error:
-        return error.returncode, str(error)
     return 0, out.getvalue()
 
 
@@ -109,6 +111,30 @@ def test_without_redis_it_is_critical() -> None:
     with unreachable():
         code, text = check()
     assert (code, text.startswith("DELAYQ CRITICAL - ")) == (2, True)
+
+
+def test_without_redis_programs_get_their_document_too() -> None:
+    with unreachable():
+        code, text = check("--json")
+    found = json.loads(text)
+    assert (code, found["level"], found["topics"]) == (2, "critical", [])
+    assert "Cannot reach Redis" in found["problems"][0]["problem"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "django", "delayq", "check"],
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (2, "")
 
 
 def test_without_the_database_nothing_is_known_of_dead_letters() -> None:

@@ -257,3 +257,64 @@ def test_a_topic_is_paused_until_it_is_resumed() -> None:
 def test_without_redis_it_ends_with_3() -> None:
     with unreachable():
         assert refused("list").returncode == 3
+
+
+# What a script gives by mistake
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["cancel", "", "--task", RECORD, "--reason", "x"],
+        ["cancel", "default", "--task", "", "--due-before", "1h", "--reason", "x"],
+        ["cancel", "default", "--key-prefix", "", "--due-before", "1h", "--reason", "x"],
+        ["list", ""],
+        ["discard", "--topic", "", "--since", "1h", "--reason", "x"],
+        ["discard", "--error", "", "--topic", "default", "--reason", "x"],
+        ["replay", "--task", "", "--topic", "default"],
+    ],
+)
+def test_a_filter_that_is_empty_is_refused_and_does_not_choose_everything(
+    five: None, args: list[str]
+) -> None:
+    assert "it is empty" in str(refused(*args))
+    assert len(keys()) == 5
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["list", "--due-before", "999999999w"],
+        ["list", "--due-before", "9999999d"],
+        ["send", RECORD, "1", "--delay", "999999999w"],
+        ["reschedule", "default", "--key", "user:1", "--delay", "9999999d"],
+        ["pause", "default", "--reason", "x", "--for", "36501d"],
+        ["check", "--warn-lag", "999999999w"],
+    ],
+)
+def test_a_duration_that_leaves_the_calendar_is_refused(five: None, args: list[str]) -> None:
+    assert "is not a" in str(refused(*args))
+
+
+def test_a_pause_for_no_time_is_refused_and_not_for_ever() -> None:
+    assert "has passed" in str(refused("pause", "default", "--reason", "x", "--for", "0s"))
+    assert not topic_stats("default").paused
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["list", "\udcff"],
+        ["send", RECORD, "1", "--by", "\udcff"],
+        ["send", RECORD, "\udcff"],
+        ["pause", "default", "--reason", "\udcff"],
+        ["cancel", "default", "--all", "--reason", "\udcff"],
+        ["recurring", "pause", "\udcff", "--reason", "x"],
+        ["replay", "--error", "\udcff"],
+    ],
+)
+def test_what_is_not_utf8_is_refused_before_anything_is_done(five: None, args: list[str]) -> None:
+    error = refused(*args)
+    assert ("not UTF-8" in str(error), error.returncode) == (True, 2)
+    assert OperatorAction.objects.count() == 0
+    assert len(keys()) == 5

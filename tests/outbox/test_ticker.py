@@ -145,6 +145,22 @@ def test_many_tickers_at_once_write_each_tick_once(declare: Declare, hands: Hand
     assert sum(one.written for one in tickers) == len(written())
 
 
+def test_a_task_of_which_no_message_can_be_made_does_not_stop_the_others(
+    declare: Declare, ticker: Ticker, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 2}}}
+    right, settings.DELAYQ = settings.DELAYQ, wrong
+    declare("a.first", every=60, topic="crowd", rate="1/s")
+    declare(every=60)
+    go(ticker, 0, 118)
+    assert (written("a.first"), written()) == ([], [60, 120])
+    (line,) = [r.getMessage() for r in caplog.records if "a.first" in r.getMessage()]
+    assert line.startswith("a.first: no message can be made of it")
+    settings.DELAYQ = right
+    go(ticker, 120, 178)
+    assert written("a.first") == [60, 120, 180]
+
+
 class Killed(BaseException):
     """The process ends here."""
 

@@ -36,6 +36,7 @@ _PLAIN: Mapping[str, Any] = {
     "body": '{"args":[],"kwargs":{}}', "headers": "", "priority": 1, "ttr_ms": 60_000, "max_attempts": None,
     "attempts": 1, "crashes": 0, "history": "", "lateness_ms": 1.5, "run_ms": 20.25, "worker": "host:1:a",
     "error_class": "", "error_message": "", "traceback": "", "replay_of": None,
+    "result": "",
 }  # fmt: skip
 
 
@@ -73,6 +74,7 @@ def make_odd_rows() -> list[int]:
             "worker",
             "error_class",
             "error_message",
+            "result",
         )
     }
     return make_rows(
@@ -98,13 +100,7 @@ def _row(number: int, given: Mapping[str, Any], connection: Any) -> tuple[Any, .
         "started_at": finished - timedelta(seconds=1),
         "finished_at": finished,
     }
-    row = {
-        "result": "",
-        **_PLAIN,
-        **times,
-        **told,
-        "message_id": UUID(bytes=told["message_id"]).hex,
-    }
+    row = {**_PLAIN, **times, **told, "message_id": UUID(bytes=told["message_id"]).hex}
     row |= {name: _stored(row[name], connection) for name in _TIMES}
     return tuple(row[name] for name in archive_rows.COLUMNS)
 

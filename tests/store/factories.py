@@ -7,9 +7,10 @@ deadlines themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from redis import Redis
@@ -205,25 +206,19 @@ def key(store: RedisStore, name: str) -> str:
     return keys.partition_keys(store.client.prefix, PARTITION)[NAMES.index(name)]
 
 
-def dump(store: RedisStore) -> dict[str, Any]:
+def dump(store: RedisStore) -> dict[str, dict[Any, Any]]:
     """Everything the partition holds: equal dumps mean that nothing changed."""
-    return {name: _content(store, name) for name in NAMES}
-
-
-def _content(store: RedisStore, name: str) -> Any:
-    if name in ("high", "normal", "low", "leased", "limits"):
-        return dict(_pairs(store.client.command("ZRANGE", key(store, name), 0, -1, "WITHSCORES")))
-    if name == "finished":
-        return store.client.command("XRANGE", key(store, name), "-", "+")
-    return store.client.redis.hgetall(key(store, name))
-
-
-def _pairs(flat: Iterable[Any]) -> Iterator[tuple[bytes, float]]:
-    """RESP2 clients give pairs or a flat list, depending on the version of redis-py."""
-    items = list(flat)
-    if items and not isinstance(items[0], list | tuple):
-        items = list(zip(items[::2], items[1::2], strict=True))
-    return ((member, float(score)) for member, score in items)
+    pipeline = store.client.redis.pipeline(transaction=False)
+    for name, name_in_redis in zip(
+        NAMES, keys.partition_keys(store.client.prefix, PARTITION), strict=True
+    ):
+        if name in ("high", "normal", "low", "leased", "limits"):
+            pipeline.zrange(name_in_redis, 0, -1, withscores=True)
+        elif name == "finished":
+            pipeline.xrange(name_in_redis)
+        else:
+            pipeline.hgetall(name_in_redis)
+    return {name: dict(found) for name, found in zip(NAMES, pipeline.execute(), strict=True)}
 
 
 def waiting(store: RedisStore) -> dict[bytes, float]:
@@ -240,7 +235,11 @@ def due_in(score: float) -> float:
 
 def held_back(store: RedisStore) -> set[bytes]:
     """What the limits of keys hold back."""
-    content = dump(store)
+    return held_back_in(dump(store))
+
+
+def held_back_in(content: dict[str, dict[Any, Any]]) -> set[bytes]:
+    """The same of a dump."""
     scores = content["high"] | content["normal"] | content["low"]
     return {i for i, score in scores.items() if due_in(score) != score}
 
@@ -302,13 +301,17 @@ def body_of(store: RedisStore, message_id: bytes) -> bytes:
 
 def nodes(server: Server) -> list[Any]:
     """A client for each primary, past the cluster client."""
-    return [Redis(unix_socket_path=str(node.socket)) for node in server.primaries]
+    return [_client_at(str(node.socket)) for node in server.primaries]
+
+
+@cache
+def _client_at(socket: str) -> Redis:
+    return Redis(unix_socket_path=socket)
 
 
 def on_all_nodes(server: Server, *command: Any) -> None:
     for node in nodes(server):
-        with node:
-            node.execute_command(*command)
+        node.execute_command(*command)
 
 
 @contextmanager

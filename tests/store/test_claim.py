@@ -78,6 +78,16 @@ def test_every_lease_of_a_claim_has_the_token_of_the_caller(store: RedisStore) -
     assert {lease.token for lease in store.claim(PARTITION, 3, token).leases} == {token}
 
 
+def test_the_first_claim_of_a_message_that_was_replaced_within_a_limit_is_its_own(
+    store: RedisStore,
+) -> None:
+    """Its attempts entry says since when its id waits, and that it was never claimed."""
+    message_id = enqueue(store)
+    enqueue(store, message_id, mode="replace:60000")
+    lease = claim(store, message_id)
+    assert abs(lease.attempts.first_claimed_at_ms - store.clock_ms()) < 60_000
+
+
 def test_the_first_claim_is_remembered(store: RedisStore) -> None:
     first = claim(store)
     store.nack(PARTITION, [(first, 0, True, b"{}")])

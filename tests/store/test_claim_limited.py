@@ -30,7 +30,9 @@ from tests.store.factories import (
     held_back,
     leased,
     make_due,
+    outgoing,
     rewind,
+    send,
     waiting,
     wakeups,
 )
@@ -393,15 +395,17 @@ def test_many_that_are_over_do_not_hold_up_those_behind_them(store: RedisStore, 
     first = enqueue(store, limit=LIMIT, when=str(now - 50_000))
     (lease,) = claim(store, limits).leases
     assert lease.id == first
-    gone = [
-        enqueue(store, limit=LIMIT, when=str(now - 40_000 + n), expires=str(now + 50))
-        for n in range(100)
+    ends_at = int(store.clock_ms()) + 500
+    doomed = [
+        outgoing(limit=LIMIT, when=str(now - 40_000 + n), expires=str(ends_at)) for n in range(100)
     ]
+    send(store, *doomed)
+    gone = [message.id for message in doomed]
     punctual = enqueue(store, limit=LIMIT, when=str(now - 10))
     if why == "too late":
         limits = TopicLimits(tasks={CODE: LimitRule(concurrency=1, too_late_ms=30_000)})
     claim(store, ONE)
-    wait_until(lambda: store.clock_ms() > now + 60, "they have expired")
+    wait_until(lambda: store.clock_ms() > ends_at, "they have expired")
     ack(store, lease)
     claimed = claim(store, limits)
     assert set(claimed.over) == set(gone)
@@ -428,6 +432,32 @@ def test_a_place_whose_message_runs_no_more_is_found_free(store: RedisStore) -> 
     store.client.command("ZREM", keys.leased_key(store.client.prefix, PARTITION), ids[0])
     rewind(store, PARTITION, 3000)
     assert claimed_ids(store, ONE) == ids[1:]
+
+
+def test_new_messages_of_a_busy_key_do_not_put_off_the_look_at_it(store: RedisStore) -> None:
+    enqueue_in_order(store, 1)
+    (ended,) = claimed_ids(store, ONE)
+    store.client.command("ZREM", keys.leased_key(store.client.prefix, PARTITION), ended)
+    started: list[bytes] = []
+    for _ in range(6):
+        enqueue_in_order(store, 1)
+        started += claimed_ids(store, ONE)
+        rewind(store, PARTITION, 500)
+    assert len(started) == 1
+
+
+def test_a_place_that_is_left_over_does_not_stay_when_the_limit_is_gone(store: RedisStore) -> None:
+    (message_id,) = enqueue_in_order(store, 1)
+    lease = claim(store, ONE).leases[0]
+    (other,) = enqueue_in_order(store, 1, OTHER)
+    running = claim(store, ONE).leases[0]
+    store.client.redis.zrem(keys.leased_key(store.client.prefix, PARTITION), message_id)
+    assert store.queries.holding_back([PARTITION]) == {PARTITION}
+    claim(store, FREE)
+    assert (lease.id, running.id) == (message_id, other)
+    assert {member[9:] for member in dump(store)["limits"]} == {other}
+    ack(store, running)
+    assert store.queries.holding_back([PARTITION]) == set()
 
 
 def test_without_a_rule_everything_that_waits_goes(store: RedisStore) -> None:

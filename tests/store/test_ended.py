@@ -58,6 +58,16 @@ def test_the_end_is_found_behind_many_others(
     assert ended(store, first.id) is None
 
 
+def test_of_two_results_only_that_of_the_lease_holder_is_kept(store: RedisStore) -> None:
+    """One call takes both: the other worker's lease has ended."""
+    stale, held = claim(store), claim(store)
+    claim_again(store, stale)
+    both = [(with_result(stale), b'{"result":1}'), (with_result(held), b'{"result":2}')]
+    assert store.ack(PARTITION, both) == [stale]
+    assert result(store, held.id).detail == b'{"result":2}'
+    assert result(store, stale.id) is None
+
+
 def test_a_result_is_a_copy_of_the_entry_that_ends_by_itself(store: RedisStore) -> None:
     lease = with_result(claim(store))
     store.ack(PARTITION, [(lease, b'{"result":42}')])

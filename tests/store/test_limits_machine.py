@@ -66,7 +66,7 @@ class LimitedMachine(StoreMachine):
         assert places == content["leased"].keys()
         assert len(places) <= 1
         waiting = {member[15:] for member in content["limits"] if member[:1] == b"w"}
-        assert factories.held_back(self.store) <= waiting
+        assert factories.held_back_in(content) <= waiting
 
 
 def test_every_history_under_a_limit_is_one_that_the_model_allows(

@@ -188,6 +188,8 @@ class Money:
     pass
 
 
+#: Its offset has seconds, which JSON has not.
+LONG_AGO_IN_AMSTERDAM = datetime(1900, 1, 1, tzinfo=timezone(timedelta(minutes=19, seconds=32)))
 WRONG: list[tuple[Any, Any, str]] = [
     (UUID, "x", "t, value: Invalid UUID. Its annotation is uuid.UUID"),
     (UUID, 5, "Expected `uuid`, got `int`"),
@@ -211,6 +213,9 @@ WRONG: list[tuple[Any, Any, str]] = [
     (Order, RushOrder(SOME_ID, datetime(2026, 1, 2), [], courier="C"), "this RushOrder would come"),
     (int, Decimal(5), "type Decimal"),
     (list[float], [float("nan")], "of type float"),
+    (Decimal, Decimal("sNaN"), "this Decimal would come back"),
+    (datetime, LONG_AGO_IN_AMSTERDAM, "this datetime would come back"),
+    (list[datetime], [LONG_AGO_IN_AMSTERDAM], "this list would come back"),
 ]  # fmt: skip
 
 

@@ -111,7 +111,18 @@ def test_redis_forgets_a_progress_by_itself(hands: Hands, message: CurrentMessag
 
 
 @pytest.mark.parametrize(
-    "wrong", [("3",), (True,), (float("nan"),), (None,), (1, "2"), (1, float("inf")), (1, 2, 3)]
+    "wrong",
+    [
+        ("3",),
+        (True,),
+        (10**5000,),
+        (1, -(10**18)),
+        (float("nan"),),
+        (None,),
+        (1, "2"),
+        (1, float("inf")),
+        (1, 2, 3),
+    ],
 )
 def test_what_is_no_progress_is_refused(message: CurrentMessage, wrong: Any) -> None:
     with pytest.raises(InvalidMessage, match=r"progress\(\)"):

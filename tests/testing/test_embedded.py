@@ -21,7 +21,16 @@ from redis.cluster import RedisCluster
 from django_delayq.core.exceptions import ConfigurationError, DelayQError
 from django_delayq.testing import embedded
 from django_delayq.testing.embedded import EmbeddedServer
-from tests.servers import KINDS, SINGLE, SLOTS, Server, launcher, require, wait_until
+from tests.servers import (
+    KINDS,
+    SINGLE,
+    SLOTS,
+    Server,
+    launcher,
+    require,
+    require_embedded,
+    wait_until,
+)
 
 linux_only = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a child that its parent died"
@@ -39,10 +48,7 @@ print(server.pid, server.run_dir, flush=True)
 @pytest.fixture
 def binary() -> None:
     """The server that EmbeddedServer runs, or skip."""
-    try:
-        embedded.find_binary()
-    except ConfigurationError:
-        require("valkey")
+    require_embedded()
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_what_waits_for_a_limit_that_is_no_more_goes(
     del declared["serve"]
     claims = Claims(shared.store, shared.settings)
     assert claims.claim(here, 10, b"1" * 16).leases == []
-    claims.look([here])
+    claims.find_held_back([here])
     rewind(shared.store, here, 3000)
     assert len(claims.claim(here, 10, b"2" * 16).leases) == 2
 

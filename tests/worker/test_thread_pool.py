@@ -252,6 +252,23 @@ def test_threads_close_their_database_connections_when_they_end(
     assert sorted(closed) == ["delayq-pool-0", "delayq-pool-1"]
 
 
+def test_a_thread_that_has_waited_closes_old_connections_before_its_next_task(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have closed them meanwhile."""
+    did: list[str] = []
+    monkeypatch.setattr(module, "close_broken", lambda: did.append("closed"))
+    pool = ThreadPool(1, lambda item: did.append("ran"), work.room.set)
+    pool.start()
+    pool.feed([lease(1), lease(2)])
+    eventually(lambda: did.count("ran") == 2 and pool.slots[0].idle)
+    pool.feed([lease(3), lease(4)])
+    eventually(lambda: did.count("ran") == 4 and pool.slots[0].idle)
+    pool.stop()
+    pool.slots[0].thread.join(5)  # type: ignore[union-attr]
+    assert did == ["closed", "ran", "ran", "closed", "ran", "ran"]
+
+
 def test_tasks_of_a_thread_share_its_caches(work: Work) -> None:
     """Each task has a context of its own, in which Django would make them anew, with new
     connections."""

@@ -120,8 +120,7 @@ class ArgumentsForm(forms.Form):
 
     def arguments(self) -> Arguments:
         """The arguments, after is_valid()."""
-        accepted: Arguments = self.cleaned_data["arguments"]
-        return accepted
+        return self.cleaned_data["arguments"]
 
     def clean(self) -> dict[str, Any]:
         """Check all arguments together: the signature of the task and the size limit of a body."""
@@ -341,8 +340,7 @@ class PauseForm(forms.Form):
         """When it ends by itself."""
         hold: str = self.cleaned_data["hold"]
         if hold in ("", "at"):
-            at: datetime | None = self.cleaned_data["at"]
-            return at
+            return self.cleaned_data["at"]
         return datetime.now(tz=timezone.get_default_timezone()) + timedelta(seconds=int(hold))
 
 

@@ -37,9 +37,11 @@ def find_view(request: HttpRequest) -> HttpResponse:
     hits, problem, away = list[SearchResult](), "", ""
     if query:
         try:
-            hits, away = _hits_of_all(query, topic)
+            hits = _hits(query, topic, True)
         except InvalidMessage as error:
             problem = str(error)
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            hits, away = _hits(query, topic, False), str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
     return show(
@@ -52,14 +54,6 @@ def find_view(request: HttpRequest) -> HttpResponse:
         problem=problem,
         away=away,
     )
-
-
-def _hits_of_all(query: str, topic: str) -> tuple[list[SearchResult], str]:
-    """What is found, and why Redis could not be asked, or nothing. Raises InvalidMessage."""
-    try:
-        return _hits(query, topic, True), ""
-    except (StoreUnavailable, OutcomeUnknown) as error:
-        return _hits(query, topic, False), str(error)
 
 
 def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:

@@ -46,6 +46,9 @@ class NewMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What happens when a message with this key is live. `raise` is an error."""
     max_wait: Annotated[float, Meta(ge=1, le=MOST_SECONDS)] | None = None
     """With `replace` or `extend`: seconds after the first enqueue when it is due at the latest."""
+    window: Annotated[float, Meta(ge=1, le=366 * 86_400)] | None = None
+    """With `keep` or `raise`: seconds for which the key takes no other message, also after the end
+    of this one."""
     priority: Literal["high", "normal", "low"] | None = None
     ttr: Annotated[float, Meta(ge=1, le=86_400)] | None = None
     """Seconds of a lease."""

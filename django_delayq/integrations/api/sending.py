@@ -19,6 +19,7 @@ from ...core.exceptions import DuplicateMessage, InvalidMessage, UnknownTopic
 from ...core.times import When, from_ms
 from ...models import ApiRight
 from ...store.client import BATCH
+from ...store.store import base_mode
 from ...tasks.builder import Item, build
 from ...tasks.foreign import task_to_send
 from ...tasks.options import CallOptions, ChangeOptions
@@ -44,7 +45,9 @@ NDJSON = "application/x-ndjson"
 #: Redis decides at once, and no transaction of the caller's is open.
 _AT_ONCE = ChangeOptions(after_commit=False)
 #: The options of a message by their names, as using() takes them.
-_OPTIONS = ("on_duplicate", "max_wait", "priority", "ttr", "max_attempts", "expires", "durable")
+_OPTIONS = (
+    "on_duplicate", "max_wait", "window", "priority", "ttr", "max_attempts", "expires", "durable",
+)  # fmt: skip
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -116,7 +119,7 @@ def enqueue_batch(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     sent = [_sent(item.receipt) for chunk in items for item in chunk]
     modes = (item.message.mode for chunk in items for item in chunk)
     for each, mode in zip(sent, modes, strict=True):
-        if each.outcome == "kept" and mode == "raise":
+        if each.outcome == "kept" and base_mode(mode) == "raise":
             each.outcome = "duplicate"
     return answer(SentBatch(messages=sent))
 

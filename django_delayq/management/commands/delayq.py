@@ -63,5 +63,4 @@ def _files() -> dict[str, Path]:
 
 
 def _load(verb: str) -> BaseCommand:
-    command: BaseCommand = import_module(f"{verbs.__name__}.{verb}").Command()
-    return command
+    return import_module(f"{verbs.__name__}.{verb}").Command()

@@ -23,7 +23,6 @@ from ...checks import check_reports
 from ...core import conf
 from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, DelayQError
-from ...core.service import Service
 from ...outbox import relay
 from ...stats.unserved import unserved_topics
 from ...store import get_store
@@ -170,17 +169,17 @@ class Command(BaseCommand):
             # One process is enough for SQL, and leaves the others to the tasks.
             hosts_sql = index == 0 and not options["no_archiver"]
 
-            def services(worker: Worker) -> tuple[Service, ...]:
-                shared = worker.shared
-                return sql_services(shared.store, shared.name, worker) if hosts_sql else ()
-
             return Worker(
                 get_store(),
                 replace(settings, topics={**settings.topics, **weighted}),
                 worker_options,
                 perform_once=exactly_once.perform,
                 before_claims=relay.before_claims,
-                sql_services=services,
+                sql_services=lambda worker: (
+                    sql_services(worker.shared.store, worker.shared.name, worker)
+                    if hosts_sql
+                    else ()
+                ),
             )
 
         if count == 1:

@@ -18,10 +18,10 @@ from django.core.management.base import CommandError
 from ...core.present import counted
 from ...core.times import from_ms
 from ...operators import operations
-from ...operators.waiting_selection import Cancelled, cancel_waiting, waiting_messages
+from ...operators.waiting_selection import cancel_waiting, waiting_messages
 from ...store import get_store
 from ...worker.process.runner import ExitCode
-from ..cli import Answer, ShellUser, Verb, add_record
+from ..cli import Answer, ShellUser, Verb, add_record, filled
 from ..targets import HEAD, RIGHT, add_filters, add_one, one_target, selection_of, table_row
 
 
@@ -31,7 +31,11 @@ class Command(Verb):
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and for the record."""
         parser.add_argument(
-            "topic", nargs="?", metavar="TOPIC", help="(default with filters: all topics)"
+            "topic",
+            type=filled,
+            nargs="?",
+            metavar="TOPIC",
+            help="(default with filters: all topics)",
         )
         add_one(parser)
         add_filters(parser)
@@ -44,8 +48,8 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Cancel one message, or all that fit."""
         user, reason = ShellUser(options["by"]), options["reason"]
-        target = one_target(options)
-        if target is not None:
+        if options["id"] is not None or options["key"] is not None:
+            target = one_target(options)
             if options["dry_run"]:
                 raise CommandError(
                     "--dry-run is for filters; `delayq get` shows one message.",
@@ -77,8 +81,7 @@ class Command(Verb):
                 right=RIGHT,
             )
 
-        def progress(done: Cancelled) -> None:
-            self.progress(str(done))
-
-        done = cancel_waiting(user, selection, reason=reason, progress=progress)
+        done = cancel_waiting(
+            user, selection, reason=reason, progress=lambda done: self.progress(str(done))
+        )
         return Answer(text=str(done), data={"dry_run": False, "count": done.count})

@@ -12,15 +12,15 @@ Exit codes: 0 fine, 1 warning, 2 critical (also: Redis is away), 3 unknown (the 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from django.core.management.base import CommandError
+from django.db import Error
 
-from ...core.exceptions import StoreError
-from ...core.present import counted
+from ...core.exceptions import DelayQError, StoreError
+from ...core.present import counted, on_one_line
 from ...core.times import in_words
 from ...outbox.existing import check_existing
 from ...stats.overview import TopicOverview, overview
@@ -73,13 +73,19 @@ class Command(Verb):
                 help=f"open dead letters from which it is {level} (default: {dead or 'no limit'})",
             )
 
-    def failure(self, error: Exception) -> CommandError:
-        """Without Redis nothing is well."""
-        level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
-        return CommandError(f"DELAYQ {level.name} - {error}", returncode=level)
-
     def run(self, options: dict[str, Any]) -> Answer:
-        """The worst level, and all problems."""
+        """The worst level, and all problems. Who reads the answer reads it also when there are no
+        figures."""
+        try:
+            return self._compared(options)
+        except (DelayQError, Error) as error:
+            # Without Redis nothing is well.
+            level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
+            words = on_one_line(str(error))
+            problems = [Problem(level, "", words)]
+            return _answer(level, problems, words, data={"at": None, "topics": []})
+
+    def _compared(self, options: dict[str, Any]) -> Answer:
         get_store().clock_ms()  # raises while Redis is away
         if options["topic"]:
             check_existing(options["topic"])
@@ -105,29 +111,36 @@ class Command(Verb):
             or f"{counted(len(topics), 'topic')} {'is' if len(topics) == 1 else 'are'} fine"
         )
         figures = " ".join(_figures(row, options) for row in topics)
-        return Answer(
-            text=f"DELAYQ {worst.name} - {summary}" + (f" | {figures}" if figures else ""),
-            data={
-                "level": worst.name.lower(),
-                "at": now.at,
-                "problems": [
-                    {"level": level.name.lower(), "topic": topic, "problem": text}
-                    for level, topic, text in problems
-                ],
-                "topics": [
-                    {
-                        "topic": row.topic,
-                        "lag": row.lag,
-                        "backlog": row.backlog,
-                        "dead_letters": row.dead_letters,
-                        "workers": row.workers,
-                        "paused": row.paused is not None,
-                    }
-                    for row in topics
-                ],
-            },
-            code=worst,
-        )
+        data = {
+            "at": now.at,
+            "topics": [
+                {
+                    "topic": row.topic,
+                    "lag": row.lag,
+                    "backlog": row.backlog,
+                    "dead_letters": row.dead_letters,
+                    "workers": row.workers,
+                    "paused": row.paused is not None,
+                }
+                for row in topics
+            ],
+        }
+        text = summary + (f" | {figures}" if figures else "")
+        return _answer(worst, problems, text, data=data)
+
+
+def _answer(
+    level: Level, problems: Sequence[Problem], text: str, *, data: dict[str, Any]
+) -> Answer:
+    shown = [
+        {"level": one.level.name.lower(), "topic": one.topic, "problem": one.words}
+        for one in problems
+    ]
+    return Answer(
+        text=f"DELAYQ {level.name} - {text}",
+        data={"level": level.name.lower(), "problems": shown, **data},
+        code=level,
+    )
 
 
 def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
@@ -135,23 +148,18 @@ def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
         yield Problem(Level.CRITICAL, row.topic, "messages wait and no worker serves the topic")
     if row.paused:
         yield Problem(Level.WARNING, row.topic, "the topic is paused")
-    figures = {
-        "lag": timedelta() if row.paused else timedelta(seconds=row.lag),
-        "backlog": row.backlog,
-        "dead": row.dead_letters,
+    lag = timedelta() if row.paused else timedelta(seconds=row.lag)
+    figures: dict[str, tuple[Any, str]] = {
+        "lag": (lag, f"lag {_plain(lag)}"),
+        "backlog": (row.backlog, counted(row.backlog, "due message")),
+        "dead": (row.dead_letters, counted(row.dead_letters, "open dead letter")),
     }
-    for name, value in figures.items():
+    for name, (value, words) in figures.items():
         for level in (Level.CRITICAL, Level.WARNING):
             limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
             if limit is not None and value >= limit:
-                yield Problem(level, row.topic, f"{_words(name, value)} (limit {_plain(limit)})")
+                yield Problem(level, row.topic, f"{words} (limit {_plain(limit)})")
                 break
-
-
-def _words(name: str, value: Any) -> str:
-    if name == "lag":
-        return f"lag {_plain(value)}"
-    return counted(value, "due message" if name == "backlog" else "open dead letter")
 
 
 def _plain(value: Any) -> str:

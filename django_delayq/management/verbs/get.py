@@ -12,15 +12,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from ...client import finding
 from ...core.message import Message
 from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...store import get_store
 from ...tasks.arguments import in_one_line, write_json
-from ...worker.process.runner import ExitCode
 from ..cli import Answer, Verb, in_time_zone
 from ..targets import add_one, one_target
 
@@ -36,8 +33,6 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """All that is known of it."""
         target = one_target(options)
-        if target is None:
-            raise CommandError("Give ID or --key.", returncode=ExitCode.CONFIGURATION)
         message = finding.get(target.topic, None, target.identity)
         if message is None:
             raise target.not_live()

@@ -21,7 +21,7 @@ from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...operators.waiting_selection import waiting_messages
 from ...store import get_store
-from ..cli import Answer, Verb, whole
+from ..cli import Answer, Verb, filled, whole
 from ..targets import HEAD, RIGHT, add_filters, selection_of, table_row
 
 
@@ -30,7 +30,9 @@ class Command(Verb):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and how many."""
-        parser.add_argument("topic", nargs="?", metavar="TOPIC", help="(default: all topics)")
+        parser.add_argument(
+            "topic", type=filled, nargs="?", metavar="TOPIC", help="(default: all topics)"
+        )
         add_filters(parser)
         parser.add_argument(
             "--running", action="store_true", help="messages that workers hold, at most 500 a topic"

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from typing import Any
 
 from ...client import topics
-from ...client.moving import Moved
 from ...operators import operations
 from ...outbox.listing import CAP, count_outbox
 from ...tasks.registry import check_topic
@@ -58,10 +57,11 @@ class Command(Verb):
             }
             return Answer(text=text, data=data)
 
-        def progress(moved: Moved) -> None:
-            self.progress(str(moved), moved.moved, waiting + outbox)
-
         done = operations.move(
-            ShellUser(options["by"]), topic, to, reason=options["reason"], progress=progress
+            ShellUser(options["by"]),
+            topic,
+            to,
+            reason=options["reason"],
+            progress=lambda moved: self.progress(str(moved), moved.moved, waiting + outbox),
         )
         return Answer(text=str(done), data={"dry_run": False, **asdict(done)})

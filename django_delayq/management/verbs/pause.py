@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from datetime import datetime, timezone
 from typing import Any
 
 from ...operators import operations
@@ -20,7 +19,7 @@ from ..cli import (
     add_record,
     in_time_zone,
     parse_due,
-    parse_duration,
+    parse_from_now,
 )
 
 
@@ -33,8 +32,8 @@ class Command(Verb):
         end = parser.add_mutually_exclusive_group()
         end.add_argument(
             "--for",
-            dest="duration",
-            type=parse_duration,
+            dest="until",
+            type=parse_from_now,
             metavar="DURATION",
             help=f"it goes on by itself after {DURATIONS}",
         )
@@ -46,8 +45,6 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Pause it."""
         until = options["until"]
-        if options["duration"]:
-            until = datetime.now(tz=timezone.utc) + options["duration"]
         operations.pause(
             ShellUser(options["by"]), options["topic"], reason=options["reason"], until=until
         )

@@ -49,6 +49,7 @@ from ..cli import (
     HelpFormatter,
     Reporter,
     Verb,
+    filled,
     parse_duration,
     parse_instant,
     user_of_shell,
@@ -78,7 +79,8 @@ class Command(Verb):
         """Run the job and print its report, or write its parameters."""
         job, self.reporter = JOBS[options["job_name"]], Reporter(self.stderr)
         try:
-            with handled((signal.SIGTERM,), _end):
+            # As Ctrl-C ends a job: files that were made for it are removed, as one with a password.
+            with handled((signal.SIGTERM,), lambda *_: sys.exit(128 + signal.SIGTERM)):
                 if options["write_params"]:
                     self._write_params(job, options)
                     return
@@ -138,12 +140,6 @@ class Command(Verb):
         raise CommandError(str(found), returncode=int(code)) from error
 
 
-def _end(*_: object) -> NoReturn:
-    """End as Ctrl-C ends a job: files that were made for the job are removed, for example one with
-    a password."""
-    sys.exit(128 + signal.SIGTERM)
-
-
 # The command line, made from the options of the jobs
 
 
@@ -182,7 +178,7 @@ def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
             "--until", type=_utc, metavar="TIME", help="Only what finished before then."
         )
     if "topic" in takes:
-        parser.add_argument("--topic", help="Only this topic.")
+        parser.add_argument("--topic", type=filled, help="Only this topic.")
     parser.add_argument(
         "--dry-run", action="store_true", help="Say what would be done; change nothing."
     )

@@ -40,10 +40,10 @@ class Command(Verb):
         what, name, reason = options["what"], options["task"], options["reason"]
         if what == "list":
             found = recurring.recurring_statuses()
-            found = [one for one in found if name in (None, one.task)]
+            found = [status for status in found if name in (None, status.task)]
             return Answer(
                 text="" if found else "no recurring task",
-                data=[_plain(one) for one in found],
+                data=[_plain(status) for status in found],
                 rows=[_HEAD, *map(_row, found)] if found else (),
                 right=[False] * len(_HEAD),
             )
@@ -62,32 +62,32 @@ class Command(Verb):
         )
 
 
-def _row(one: RecurringStatus) -> tuple[str, ...]:
-    last = one.last
-    if one.paused:
-        then = f"paused by {one.paused.paused_by}: {one.paused.pause_reason}"
-    elif one.silent:
+def _row(status: RecurringStatus) -> tuple[str, ...]:
+    last = status.last
+    if status.paused:
+        then = f"paused by {status.paused.paused_by}: {status.paused.pause_reason}"
+    elif status.silent:
         then = "nobody writes its ticks"
     else:
-        then = in_time_zone(one.next_ticks[0]) if one.next_ticks else "-"
+        then = in_time_zone(status.next_ticks[0]) if status.next_ticks else "-"
     return (
-        one.task,
-        one.rule,
-        one.missed or "not declared here",
+        status.task,
+        status.rule,
+        status.missed or "not declared here",
         then,
         in_time_zone(last.tick) if last else "-",
         (last.state or "-") if last else "-",
     )
 
 
-def _plain(one: RecurringStatus) -> dict[str, Any]:
+def _plain(status: RecurringStatus) -> dict[str, Any]:
     """What JSON can hold. Instants are in ISO 8601."""
-    row = one.paused
+    row = status.paused
     pause = row and {"at": row.paused_at, "by": row.paused_by, "reason": row.pause_reason}
-    last = one.last and {
+    last = status.last and {
         name: value.isoformat() if isinstance(value, datetime) else value
-        for name, value in asdict(one.last).items()
+        for name, value in asdict(status.last).items()
     }
-    ticks = [tick.isoformat() for tick in one.next_ticks]
-    shown = {name: getattr(one, name) for name in ("task", "topic", "rule", "missed", "silent")}
+    ticks = [tick.isoformat() for tick in status.next_ticks]
+    shown = {name: getattr(status, name) for name in ("task", "topic", "rule", "missed", "silent")}
     return {**shown, "next_ticks": ticks, "last": last, "paused": pause}

@@ -9,13 +9,9 @@ The message is named by its topic and its id or key. `--delay 0s` makes it due a
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from datetime import datetime, timezone
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from ...operators import operations
-from ...worker.process.runner import ExitCode
 from ..cli import (
     DURATIONS,
     Answer,
@@ -24,7 +20,7 @@ from ..cli import (
     add_record,
     in_time_zone,
     parse_due,
-    parse_duration,
+    parse_from_now,
 )
 from ..targets import add_one, one_target
 
@@ -38,7 +34,11 @@ class Command(Verb):
         add_one(parser)
         when = parser.add_mutually_exclusive_group(required=True)
         when.add_argument(
-            "--delay", type=parse_duration, metavar="DURATION", help=f"due after {DURATIONS}"
+            "--delay",
+            dest="due_at",
+            type=parse_from_now,
+            metavar="DURATION",
+            help=f"due after {DURATIONS}",
         )
         when.add_argument(
             "--due-at", type=parse_due, metavar="TIME", help="due then: a date or a datetime"
@@ -48,15 +48,10 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """Give it the due time."""
         target = one_target(options)
-        if target is None:
-            raise CommandError("Give ID or --key.", returncode=ExitCode.CONFIGURATION)
-        due_at: datetime = options["due_at"]
-        if options["delay"] is not None:
-            due_at = datetime.now(tz=timezone.utc) + options["delay"]
         message_id = target.identity.hex()
         user = ShellUser(options["by"])
         due_at = operations.reschedule(
-            user, target.topic, message_id, due_at, reason=options["reason"]
+            user, target.topic, message_id, options["due_at"], reason=options["reason"]
         )
         return Answer(
             text=f"message {message_id} of topic {target.topic} is due {in_time_zone(due_at)}",

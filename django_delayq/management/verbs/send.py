@@ -59,6 +59,12 @@ class Command(Verb):
             help="what happens when a message with this key is live (default: as the task says)",
         )
         parser.add_argument(
+            "--window",
+            type=parse_duration,
+            metavar="DURATION",
+            help="with raise or keep: for so long the key takes no other message",
+        )
+        parser.add_argument(
             "--dry-run", action="store_true", help="check the arguments; send nothing"
         )
         add_by(parser)
@@ -72,7 +78,7 @@ class Command(Verb):
                 f"No task is named {task!r}. Tasks: {', '.join(sorted(registry.by_name))}."
             )
         args, kwargs = _arguments(options["values"])
-        names = ("delay", "due_at", "topic", "key", "priority", "on_duplicate")
+        names = ("delay", "due_at", "topic", "key", "priority", "on_duplicate", "window")
         given = {name: options[name] for name in names if options[name] is not None}
         words = f"{task}({in_one_line(args, kwargs, 1_000)})"
         if options["dry_run"]:
@@ -85,7 +91,8 @@ class Command(Verb):
         due = f", due {in_time_zone(handle.due_at)}" if handle.due_at else ""
         return Answer(
             text=(
-                f"nothing was sent: message {handle.id} with this key is live in {handle.topic}"
+                f"nothing was sent: message {handle.id} with this key is live in {handle.topic}, "
+                "or its window goes on"
                 if kept
                 else f"sent {words} as {handle.id} to topic {handle.topic}{due}"
             ),

@@ -19,7 +19,7 @@ from ...archive.unarchivable import ArchivedAgain, archive_again, entry_view
 from ...core.present import on_one_line
 from ...models import UnarchivableEntry
 from ...worker.process.runner import ExitCode
-from ..cli import Answer, Verb, add_record, in_time_zone
+from ..cli import Answer, Verb, add_record, filled, in_time_zone, whole
 
 
 class Command(Verb):
@@ -31,9 +31,13 @@ class Command(Verb):
             "what", choices=("list", "archive"), help="show them, or try again to archive them"
         )
         parser.add_argument(
-            "ids", nargs="*", type=int, metavar="ID", help="as the list shows them (default: all)"
+            "ids",
+            nargs="*",
+            type=whole(1, 2**63 - 1),
+            metavar="ID",
+            help="as the list shows them (default: all)",
         )
-        parser.add_argument("--topic", help="only entries of this topic")
+        parser.add_argument("--topic", type=filled, help="only entries of this topic")
         add_record(parser)
 
     def run(self, options: dict[str, Any]) -> Answer:
@@ -69,11 +73,11 @@ class Command(Verb):
                 )
             return Answer(text="\n".join(lines), data=entries)
 
-        def progress(done: ArchivedAgain) -> None:
-            self.progress(_summary(done))
-
         done = archive_again(
-            rows, by=options["by"], reason=options["reason"][:1_000], progress=progress
+            rows,
+            by=options["by"],
+            reason=options["reason"][:1_000],
+            progress=lambda done: self.progress(_summary(done)),
         )
         answer = Answer(
             text=_summary(done), data={"count": done.count, "refused": dict(done.refused)}

@@ -139,15 +139,17 @@ class _Audit:
         self.tell(f"{len(candidates):,} candidates; checking again in {self.options.pause:g} s")
         wait(self.options.pause)
         findings = confirmed(
-            get_store(), [one for one in candidates if one.kind not in OF_THE_LAKE]
+            get_store(), [finding for finding in candidates if finding.kind not in OF_THE_LAKE]
         )
-        findings += [one for one in candidates if one.kind == FindingKind.TWICE]
+        findings += [finding for finding in candidates if finding.kind == FindingKind.TWICE]
         of_rows = [
-            one for one in candidates if one.kind in OF_THE_LAKE and one.kind != FindingKind.TWICE
+            finding
+            for finding in candidates
+            if finding.kind in OF_THE_LAKE and finding.kind != FindingKind.TWICE
         ]
         if of_rows and self.ledger:
             # SQL once more, where it differed; the lake's files do not change.
-            numbers = {one.batch for one in of_rows}
+            numbers = {finding.batch for finding in of_rows}
             commits = self.ledger.lake.commits()
             batches = [
                 batch
@@ -158,22 +160,22 @@ class _Audit:
             self.kept.append(archive)
             lake = self.lake.where(F.col("batch").isin([batch.number for batch in batches]))
             again, _ = audit_lake.compared(archive, lake, batches, self.options.most, self.ledger)
-            findings += [one for one in of_rows if one in set(again)]
+            findings += [finding for finding in of_rows if finding in set(again)]
         return findings
 
     def _repaired(self, findings: Sequence[Finding]) -> list[Finding]:
         by = self.options.by or "audit"
         repaired = AuditRepair(get_store(), by).run(
-            [one for one in findings if one.kind not in OF_THE_LAKE]
+            [finding for finding in findings if finding.kind not in OF_THE_LAKE]
         )
-        of_lake = [one for one in findings if one.kind in OF_THE_LAKE]
+        of_lake = [finding for finding in findings if finding.kind in OF_THE_LAKE]
         if of_lake and self.ledger:
             repair = audit_lake.LakeRepair(
                 self.spark, self.params.database, self.ledger, self.batches
             )
             try:
                 repaired += recorded(
-                    of_lake, audit_lake.REPAIR, by, lambda some: repair.run(some, self.lake)
+                    of_lake, audit_lake.REPAIR, by, lambda group: repair.run(group, self.lake)
                 )
             except (LakeConflict, LakeError) as error:
                 self.report.problems.append(f"The lake was not repaired: {error}")
@@ -188,10 +190,10 @@ class _Audit:
         rows, most = [], self.options.most
         for kind in FindingKind:
             found = counts.get(kind, 0)
-            names = [one.name for one in findings if one.kind == kind]
+            names = [finding.name for finding in findings if finding.kind == kind]
             if not found and not names:
                 continue
-            mended = sum(one.kind == kind for one in repaired)
+            mended = sum(finding.kind == kind for finding in repaired)
             rows.append(
                 {
                     "difference": kind.value,

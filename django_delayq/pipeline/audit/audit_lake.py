@@ -23,7 +23,7 @@ from ...core.times import aware
 from ...models import OperatorAction
 from ..job_errors import LakeError
 from ..lake import batches
-from ..lake.lake import Commit
+from ..lake.lake import BatchSum, Commit, batch_sums
 from ..lake.ledger import PRUNED, Ledger
 from ..lake.reader import read_files
 from ..params import Database
@@ -60,12 +60,7 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
     """In the order of their ids."""
     pruned = {row.lo for row in ledger.batches if row.state == PRUNED or row.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
-    sums = {commit.lo: (commit.rows, int(commit.signature or 0)) for commit in appended}
-    sums |= {
-        commit.lo: (commit.batch_rows, int(commit.batch_signature or 0))
-        for commit in commits
-        if commit.kind == "repair"
-    }
+    sums = {lo: (one.rows, int(one.signature or 0)) for lo, one in batch_sums(commits).items()}
     return [
         Batch(number, commit.lo, commit.hi, sums[commit.lo], commit.lo in pruned)
         for number, commit in enumerate(appended)
@@ -73,7 +68,7 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
 
 
 def compared(
-    archive: DataFrame, lake: DataFrame, some: Sequence[Batch], most: int, ledger: Ledger
+    archive: DataFrame, lake: DataFrame, chosen: Sequence[Batch], most: int, ledger: Ledger
 ) -> tuple[list[Finding], dict[FindingKind, int]]:
     """Rows that differ (at most `most` of a kind), batches that nobody can vouch for, and how many
     there are of each.
@@ -87,14 +82,14 @@ def compared(
     ours, theirs = sums_of(archive), sums_of(lake)
     altered = [
         Finding(FindingKind.ALTERED_BATCH, row=batch.hi, batch=batch.number)
-        for batch in some
+        for batch in chosen
         if batch.committed
         not in (theirs.get(batch.number, NOTHING), ours.get(batch.number, NOTHING))
     ]
     counts = {FindingKind.ALTERED_BATCH: len(altered)} if altered else {}
     odd = [
         batch
-        for batch in some
+        for batch in chosen
         if ours.get(batch.number, NOTHING) != theirs.get(batch.number, NOTHING)
         and (batch.number in ours or not batch.pruned)
     ]
@@ -137,10 +132,10 @@ class LakeRepair:
     """Makes batches of the lake and their rows in SQL equal."""
 
     def __init__(
-        self, spark: SparkSession, database: Database, ledger: Ledger, some: Sequence[Batch]
+        self, spark: SparkSession, database: Database, ledger: Ledger, chosen: Sequence[Batch]
     ) -> None:
         self._spark, self._database, self._ledger = spark, database, ledger
-        self._batches = {batch.number: batch for batch in some}
+        self._batches = {batch.number: batch for batch in chosen}
 
     def run(self, found: Sequence[Finding], lake: DataFrame) -> list[bool]:
         """Repair, and return which findings were. `lake`: its rows with their batches. Raises
@@ -195,7 +190,9 @@ class LakeRepair:
         if written.files:
             lake.persist(attempt)
         # As the newest batch says: whoever reads only the last commit learns the same.
-        settled = (one.settled_at for one in reversed(lake.commits()) if one.kind == "append")
+        settled = (
+            commit.settled_at for commit in reversed(lake.commits()) if commit.kind == "append"
+        )
         commit = lake.add(
             Commit.of(
                 "repair",
@@ -205,8 +202,7 @@ class LakeRepair:
                 hours=sorted({*written.hours, *hours}),
                 settled_at=next(settled, ""),
                 removes=[file.path for file in old],
-                batch_rows=own.rows,
-                batch_signature=str(own.signature),
+                batches=[BatchSum(batch.lo, own.rows, str(own.signature))],
                 archive=ledger.archive,
             )
         )

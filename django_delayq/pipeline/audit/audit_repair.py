@@ -54,7 +54,7 @@ class AuditRepair:
         for kind in FindingKind:
             repair = self._special.get(kind, self._mend)
             for partition, findings in by_partition(
-                one for one in found if one.kind == kind
+                finding for finding in found if finding.kind == kind
             ).items():
                 for batch in chunked(findings, BATCH):
                     repaired += recorded(batch, kind.repair, self._by, partial(repair, partition))
@@ -70,7 +70,7 @@ class AuditRepair:
         """In Redis. `arguments`: what its damage needs, by the finding (see store/repair.py)."""
         damage = found[0].kind.damage
         assert damage
-        suspects = [one.suspect((arguments or {}).get(one, b"")) for one in found]
+        suspects = [finding.suspect((arguments or {}).get(finding, b"")) for finding in found]
         return list(self._store.repair.mend(partition, damage, suspects, archive))
 
     def _close(self, partition: Partition, found: Sequence[Finding]) -> Done:
@@ -78,14 +78,21 @@ class AuditRepair:
         rows = outbox_rows(found)
         entries = [
             Entry(
-                b"", partition, one.id, State.ACKED, 0, outbox.record_of(rows[one.life]), b"", b"{}"
+                b"",
+                partition,
+                finding.id,
+                State.ACKED,
+                0,
+                outbox.record_of(rows[finding.life]),
+                b"",
+                b"{}",
             )
-            for one in found
-            if one.life in rows
+            for finding in found
+            if finding.life in rows
         ]
         with transaction.atomic(using=get_settings().database):
             left = {entry.id for entry in closing.close(entries)}
-        return [one.life in rows and one.id not in left for one in found]
+        return [finding.life in rows and finding.id not in left for finding in found]
 
     def _take_out(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """The outbox first: else the reconciler would send it again."""
@@ -95,23 +102,31 @@ class AuditRepair:
     def _without_record(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """A message of the outbox is sent again; the others end as a claim would end them."""
         rows = {message_id: row for (message_id, _), row in outbox_rows(found).items()}
-        sent = {one for one in found if one.id in rows and rows[one.id].status == OutboxStatus.SENT}
+        sent = {
+            finding
+            for finding in found
+            if finding.id in rows and rows[finding.id].status == OutboxStatus.SENT
+        }
         done: dict[bytes, bool] = {}
         for archive, findings in (
-            ("none", [one for one in found if one in sent]),
-            ("", [one for one in found if one not in sent]),
+            ("none", [finding for finding in found if finding in sent]),
+            ("", [finding for finding in found if finding not in sent]),
         ):
             if findings:
                 mended = self._mend(partition, findings, archive=archive)
-                done |= zip((one.id for one in findings), mended, strict=True)
+                done |= zip((finding.id for finding in findings), mended, strict=True)
         relay.send_again(self._store, [row for message_id, row in rows.items() if done[message_id]])
-        return [done[one.id] for one in found]
+        return [done[finding.id] for finding in found]
 
     def _place(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """Only the attempts and the outbox know when a message is due. One that could run too early
         ends as a dead letter."""
         rows = outbox_rows(found)
-        due = {one: b"%d" % rows[one.life].due_at_ms for one in found if one.life in rows}
+        due = {
+            finding: b"%d" % rows[finding.life].due_at_ms
+            for finding in found
+            if finding.life in rows
+        }
         return self._mend(partition, found, due)
 
     def _end_as_dead(self, partition: Partition, found: Sequence[Finding]) -> Done:
@@ -119,10 +134,10 @@ class AuditRepair:
         rows = outbox_rows(found)
         bare = bytes(6) + bytes((DURABLE | VERSION << 4 | Priority.NORMAL,))
         records = {
-            one: outbox.record_of(rows[one.life])
-            if one.life in rows
-            else one.suspect().stamp + bare
-            for one in found
+            finding: outbox.record_of(rows[finding.life])
+            if finding.life in rows
+            else finding.suspect().stamp + bare
+            for finding in found
         }
         return self._mend(partition, found, records)
 
@@ -130,7 +145,7 @@ class AuditRepair:
         archived, rows = archived_lives(found), outbox_rows(found)
         missing = [row for life, row in rows.items() if life not in archived]
         sent = relay.send_again(self._store, missing)
-        return [one.life in rows and rows[one.life].pk in sent for one in found]
+        return [finding.life in rows and rows[finding.life].pk in sent for finding in found]
 
     def _move(self, partition: Partition, found: Sequence[Finding]) -> Done:
         """From a partition where nobody looks for it to where it belongs today; not while it

@@ -29,7 +29,7 @@ def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
         finding
         for kind in FindingKind
         for finding in _SPECIAL.get(kind, _still_damaged)(
-            store, [one for one in found if one.kind == kind]
+            store, [finding for finding in found if finding.kind == kind]
         )
     ]
 
@@ -39,7 +39,7 @@ def _still_damaged(store: RedisStore, found: Sequence[Finding]) -> Iterator[Find
     for partition, findings in by_partition(found).items():
         damage = findings[0].kind.damage
         assert damage
-        words = store.repair.check(partition, damage, [one.suspect() for one in findings])
+        words = store.repair.check(partition, damage, [finding.suspect() for finding in findings])
         yield from (finding for finding, word in zip(findings, words, strict=True) if word)
 
 
@@ -58,18 +58,28 @@ def _misplaced(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]
 
 def _live_again(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     archived = archived_lives(found)
-    return _still_damaged(store, [one for one in found if one.lake or one.life in archived])
+    return _still_damaged(
+        store, [finding for finding in found if finding.lake or finding.life in archived]
+    )
 
 
 def _unclosed(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     archived, promised = archived_lives(found), outbox_rows(found)
-    return (one for one in found if one.life in promised and (one.lake or one.life in archived))
+    return (
+        finding
+        for finding in found
+        if finding.life in promised and (finding.lake or finding.life in archived)
+    )
 
 
 def _lost(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     """Neither live nor ended in any partition, and after that not archived and still open, and not
     just being sent."""
-    missing = [one for one in found if store.durable_status(one.topic, one.life)[1] == "MISSING"]
+    missing = [
+        finding
+        for finding in found
+        if store.durable_status(finding.topic, finding.life)[1] == "MISSING"
+    ]
     archived, promised = archived_lives(missing), outbox_rows(missing)
     now_ms = store.now_us() // 1000
     for finding in missing:

@@ -4,6 +4,7 @@ as discarded."""
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -82,18 +83,12 @@ def _replays(spark: SparkSession, lake: Lake, pks: Set[int]) -> dict[int, Replay
         for pk, *replay in rows:
             found[pk] = Replay(*replay)
     for row in OutboxMessage.objects.iterator(chunk_size=IDS):
-        if (origin := _origin(row)) in pks:
-            found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
+        with suppress(UndecodableMessage):
+            record = Record.decode(record_of(row))
+            origin = decode_body(record.flags, record.body).replay_of or 0
+            if origin in pks:
+                found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
     return found
-
-
-def _origin(row: OutboxMessage) -> int:
-    """The dead letter that it replays; 0: none."""
-    try:
-        record = Record.decode(record_of(row))
-        return decode_body(record.flags, record.body).replay_of or 0
-    except UndecodableMessage:
-        return 0
 
 
 def stored_ids(pks: Set[int]) -> set[int]:

@@ -404,8 +404,10 @@ def _json_body(
         parts.append(F.concat(F.lit('"args":['), args, F.lit("]")))
     if named:
         pairs = [
-            F.concat(F.lit(f"{json.dumps(one.parameter, ensure_ascii=False)}:"), one.value)
-            for one in named
+            F.concat(
+                F.lit(f"{json.dumps(argument.parameter, ensure_ascii=False)}:"), argument.value
+            )
+            for argument in named
         ]
         parts.append(F.concat(F.lit('"kwargs":{'), F.concat_ws(",", *pairs), F.lit("}")))
     if key is not None:

@@ -263,8 +263,8 @@ class _Export:
 
 
 def refuse_restored(commits: Sequence[Commit]) -> None:
-    """Raise Refused when the archive ends below the lake although nobody pruned it: the database
-    would give the ids of the lake to other messages."""
+    """Raise Refused when the archive ends below the lake although nobody pruned or erased its last
+    rows: the database would give the ids of the lake to other messages."""
     appended = [commit for commit in commits if commit.kind == "append"]
     newest = newest_id()
     if not appended or newest >= appended[-1].hi:
@@ -272,7 +272,7 @@ def refuse_restored(commits: Sequence[Commit]) -> None:
     at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)
     going_on = Q(finished_at=None, started_at__gte=stored(at - LONGEST_PRUNE))
     later = Q(started_at__gte=stored(at)) | Q(finished_at__gte=stored(at)) | going_on
-    if not OperatorAction.objects.filter(later, action="prune").exists():
+    if not OperatorAction.objects.filter(later, action__in=("prune", "erase")).exists():
         raise Refused(
             f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and "
             f"no prune is on record: the archive was restored from a backup, and may give these "

@@ -175,8 +175,7 @@ def _outbox(spark: Any, topic: str, now_ms: int) -> DataFrame:
     ]
     columns = zip(*found, strict=True) if found else [()] * len(MINUTES)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, MINUTES, strict=True)]
-    frame: DataFrame = spark.createDataFrame(pa.Table.from_arrays(arrays, schema=MINUTES))
-    return frame
+    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=MINUTES))
 
 
 def _collect(frame: DataFrame, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -6,4 +6,7 @@ batches in SQL.
 
 from __future__ import annotations
 
-__all__ = ["batches", "compaction", "lake", "ledger", "pruning", "watermark", "reader"]
+__all__ = [
+    "batches", "compaction", "lake", "lake_erasure", "ledger", "pruning", "reader", "row_hash",
+    "watermark",
+]  # fmt: skip

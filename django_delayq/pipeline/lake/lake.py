@@ -88,13 +88,26 @@ class WrittenFiles(msgspec.Struct, frozen=True):
     """The hours in which the rows finished."""
 
 
+Kind = Literal["append", "compact", "repair", "erase"]
+
+
+class BatchSum(msgspec.Struct, frozen=True):
+    """What one batch holds."""
+
+    lo: int
+    rows: Count
+    """With lo < id <= hi; its files may hold other rows too."""
+    signature: str
+    """Of these rows."""
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """What one commit file says."""
 
     seq: int
-    kind: Literal["append", "compact", "repair"]
+    kind: Kind
     """append: a new batch. compact: the same rows in other files. repair: a batch that is read from
-    SQL anew."""
+    SQL anew. erase: rows of a person are redacted or gone."""
     lo: int
     """append and repair: its rows have ids above this one."""
     hi: int
@@ -114,21 +127,24 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     not known."""
     files: Sequence[LakeFile] = ()
     removes: Sequence[str] = ()
-    """compact and repair: paths of files that these replace."""
-    batch_rows: Count = 0
-    """repair: the rows with lo < id <= hi; its files may hold other rows too."""
-    batch_signature: str = ""
-    """repair: the signature of these rows."""
+    """compact, repair and erase: paths of files that these replace."""
+    batches: Sequence[BatchSum] = ()
+    """repair and erase: what the batches hold whose rows were changed."""
     archive: str = ""
     """The archive that it is of: a random name that the ledger in the database knows."""
     at: float = 0.0
     """Seconds since 1970."""
     format: int = FORMAT
 
+    @property
+    def sums(self) -> Sequence[BatchSum]:
+        """What the batches hold since this commit whose rows it has changed."""
+        if self.kind == "append":
+            return [BatchSum(self.lo, self.rows, self.signature)]
+        return self.batches
+
     @classmethod
-    def of(
-        cls, kind: Literal["append", "compact", "repair"], written: WrittenFiles, **fields: Any
-    ) -> Commit:
+    def of(cls, kind: Kind, written: WrittenFiles, **fields: Any) -> Commit:
         """The commit of these files; lake.add() gives it its number."""
         digest = written.digest
         known = {
@@ -355,6 +371,11 @@ def last_id(commits: Sequence[Commit]) -> int:
     return max((commit.hi for commit in commits if commit.kind == "append"), default=0)
 
 
+def batch_sums(commits: Sequence[Commit]) -> dict[int, BatchSum]:
+    """What each batch holds now, by its lo."""
+    return {batch.lo: batch for commit in commits for batch in commit.sums}
+
+
 def _check_ranges(commits: Sequence[Commit]) -> None:
     """Batches follow one another without gap or overlap."""
     hi = 0
@@ -383,6 +404,10 @@ def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
         if commit.kind == "compact" and sum(removed) != commit.rows:
             raise LakeError(
                 f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}."
+            )
+        if commit.kind == "erase" and sum(removed) < commit.rows:
+            raise LakeError(
+                f"Commit {commit.seq} erases {sum(removed):,} rows and has {commit.rows:,}."
             )
         live |= {file.path: file for file in commit.files}
     return live

@@ -85,7 +85,7 @@ class Ledger:
             moved.update(lake=self.name)
         known = {batch.lo: batch for batch in self.batches}
         for commit in commits:
-            if commit.kind != "compact" and (known[commit.lo].seq or 0) < commit.seq:
+            if any((known[batch.lo].seq or 0) < commit.seq for batch in commit.sums):
                 self.committed(commit)
         return commits
 
@@ -112,16 +112,12 @@ class Ledger:
         self._set({"attempt": attempt.name, "seq": None}, state=state, **fields)
 
     def committed(self, commit: Commit) -> None:
-        """Enter a commit of kind append or repair: the hours of its rows have to be counted."""
-        repair = commit.kind == "repair"
-        fields: dict[str, Any] = {
-            "seq": commit.seq,
-            "rows": commit.batch_rows if repair else commit.rows,
-            "signature": commit.batch_signature if repair else commit.signature,
-            "counted_at": None,
-            "problem": "",
-        }
-        if not repair:
+        """Enter a commit of any kind but compact. After an append or a repair the hours of its rows
+        have to be counted; after an erasure the figures stay as they are."""
+        fields: dict[str, Any] = {"seq": commit.seq, "problem": ""}
+        if commit.kind != "erase":
+            fields["counted_at"] = None
+        if commit.kind == "append":
             fields |= {
                 "hi": commit.hi,
                 "state": COMMITTED,
@@ -130,7 +126,15 @@ class Ledger:
             }
             if commit.files:
                 fields["attempt"] = commit.files[0].path.split("/")[1]
-        self._set({"lo": commit.lo}, **fields)
+        for batch in commit.sums:
+            held = {"rows": batch.rows, "signature": batch.signature}
+            if commit.kind == "erase" and (row := self.batches.filter(lo=batch.lo).first()):
+                # Of those that were pruned from SQL, some are not in the lake any more.
+                in_sql = ArchivedMessage.objects.filter(pk__gt=row.lo, pk__lte=row.hi).count()
+                held |= {"pruned": max(0, batch.rows - in_sql)} if row.pruned else {}
+            # A batch that a later commit has changed stays as that one says.
+            rows = self.batches.filter(lo=batch.lo).exclude(seq__gt=commit.seq)
+            rows.update(changed_at=timezone.now(), **fields, **held)
 
     def _set(self, where: Mapping[str, Any], **fields: Any) -> None:
         LakeBatch.objects.filter(lake=self.name, **where).update(

@@ -70,8 +70,7 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
 
             def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
                 cursor.execute(sql)
-                rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
-                return rows
+                return cursor.fetchall()
 
             ops = connection.ops
             yield Connected(

@@ -114,7 +114,7 @@ def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime
                 "primary."
             )
         if not unknown:
-            return horizon  # type: ignore[no-any-return]
+            return horizon
         time.sleep(PAUSE)
     raise Refused(
         f"{unknown} other transactions write to the archive, and the database does not say since "
@@ -132,7 +132,7 @@ def _mysql_horizon(connection: Any, seconds: float) -> datetime:
     except DatabaseError as error:
         logger.warning("%s (%s)", UNSEEN, error)
         (horizon,) = _row(connection, _MYSQL_CLOCK, microseconds)
-    return horizon  # type: ignore[no-any-return]
+    return horizon
 
 
 def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> int:

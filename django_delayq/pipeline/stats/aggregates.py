@@ -160,8 +160,7 @@ def buckets(n: Numbers) -> Numbers:
     # The upper bits of a double are its exponent and the four that tell the parts of a power of two
     # apart.
     upper = n.astype(np.float64).view(np.int64) >> 48
-    found: Numbers = np.where(n < 16, np.maximum(n, 0), upper - _UPPER_OF_16 + 16)
-    return found
+    return np.where(n < 16, np.maximum(n, 0), upper - _UPPER_OF_16 + 16)
 
 
 def merged_histograms(histograms: pa.Array) -> pa.Array:

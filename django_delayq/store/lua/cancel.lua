@@ -1,11 +1,12 @@
 -- cancel: delayed -> cancelled. A running message goes on; a follower of its key is taken back.
 -- Guarantee: exactly one of cancel and claim wins. Works on a full Redis: the first write is a ZREM or HDEL.
--- KEYS: the partition (shared/partition.lua). Shared: finish.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, windows.
+--   The eleventh is that of windows: the key of a cancelled message is free again.
 -- ARGV: archive (all, dead or none), detail (JSON), before: '' or an instant in us; what was enqueued later is NOT_FOUND,
 --   because a cancel may arrive late; then ids (500 at most).
 -- Returns: one word per id: OK, RUNNING or NOT_FOUND.
 local archive, detail, before = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local answers, cancelled = {}, 0
+local answers, cancelled, free = {}, 0, {}
 
 local function meant(record)
   return not before or #record < 8 or struct.unpack('>I8', record) <= before
@@ -23,6 +24,7 @@ for at = 4, #ARGV do
     redis.call('HDEL', MESSAGES, id)
     redis.call('HDEL', ATTEMPTS, id)
     finish(archive, id, 'cancelled', record, entry, detail, due_in(due))
+    free[#free + 1] = id
     cancelled = cancelled + 1
     answers[#answers + 1] = 'OK'
   else
@@ -36,5 +38,6 @@ for at = 4, #ARGV do
     answers[#answers + 1] = 'RUNNING'
   end
 end
+if #free > 0 then redis.call('ZREM', WINDOWS, unpack(free)) end
 if cancelled > 0 then redis.call('HINCRBY', META, 'cancelled', cancelled) end
 return answers

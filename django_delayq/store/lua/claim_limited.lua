@@ -11,6 +11,7 @@ local why, till, wakeups = barred(ARGV[5])
 if why ~= '' then return {NOW_US, till, wakeups, {}, {}, why} end
 local claimed, over, tried, bytes, border, rules = {}, {}, 0, 0, NOW - 5000, rules_from(10)
 redis.call('ZREM', TIMERS, '') -- nobody has this member: the first write has to be one that a full Redis accepts
+if not next(rules) then forget_ended('[r', '(s') end
 look_around(rules, 100)
 
 -- Claims up to `room` of what is due from `first` to `last`. Returns how many.

@@ -1,21 +1,20 @@
 -- enqueue: nothing -> delayed; for an id that is live, what its on_duplicate says.
 -- Guarantee: each message is stored once, however often the call is repeated. The first write is one that a full Redis
 --   refuses, before anything has changed. A kept message keeps its due time.
--- KEYS: the partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing.
+-- KEYS: partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing, windows.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
 --   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with
---   ':ms' replaces to no due time later than so long after the first enqueue. when: also '@stamp:due' for what SQL has
---   accepted. expires: '' never, '+ms' after the due time, or an instant. record: without its stamp.
--- Returns: now in us, then index, word of every message that is not simply new: SAME (the very record is there),
---   DUPLICATE (another is), REPLACED, FOLLOWS (runs after the run that goes on), these two with ':due' when the mode
---   has chosen between two due times; of what SQL has accepted also ADOPTED:stamp
---   (the same content was there, and is this message from now on), OLDER, DONE (ended), GONE (not live).
+--   ':ms' replaces to no due time later than so long after the first enqueue; one with '/ms' has a window. when: also
+--   '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time, or an instant. record: no stamp.
+-- Returns: now in us, then index, word of what is not simply new: SAME (the very record is there), DUPLICATE (another is,
+--   or was in the window), REPLACED, FOLLOWS (the run that goes on), both with ':due' when the mode has chosen it; of what
+--   SQL has accepted also ADOPTED:stamp (it was there, and is this message now), OLDER, DONE (ended), GONE (not live).
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
 local present = redis.call('HMGET', MESSAGES, unpack(ids))
 local records, followers, adopted, replaced, superseded, moves = {}, {}, {}, {}, {}, {}
-local seen, ended, waits = {}, {}, {}
+local seen, ended, waits, windows = {}, {}, {}, {}
 
 for i, id in ipairs(ids) do
   local mode, when, expires, record = unpack(ARGV, first + i * 5 - 4, first + i * 5 - 1)
@@ -24,6 +23,7 @@ for i, id in ipairs(ids) do
   seen[id] = true
   record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
   local word = standing(id, existing, record, when, mode)
+  if WINDOWS and not word and not existing then word = recent(id, mode, when) end
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   local chosen, first
@@ -32,6 +32,7 @@ for i, id in ipairs(ids) do
     record, due = expiring(record, chosen - due), chosen
     if first then put(waits, id, waiting_since(first)) end
   end
+  if WINDOWS and (not word or old) then begin(windows, id, mode, stamp) end
   if word == 'FOLLOWS' then
     put(followers, id, struct.pack('>I6', due) .. record)
   elseif word and string.sub(word, 1, 7) == 'ADOPTED' then
@@ -42,7 +43,7 @@ for i, id in ipairs(ids) do
     move(moves, lane_of(record), due, id)
   end
   if old and durable(old) and not durable(record) then put(superseded, i, {id, old, '', planned(id, old, word)}) end
-  if word == 'OLDER' or word == 'DUPLICATE' and mode == 'keep' and string.byte(when) == 64 then
+  if word == 'OLDER' or word == 'DUPLICATE' and string.sub(mode, 1, 4) == 'keep' and string.byte(when) == 64 then
     put(ended, id, string.sub(record, 1, 8)) -- SQL ends it: it never comes here
   end
   if word then put(reply, i - 1, chosen and word .. ':' .. string.format('%.0f', chosen) or word) end
@@ -56,6 +57,7 @@ for i = 1, #replaced, 2 do
   redis.call('HDEL', ATTEMPTS, replaced[i + 1])
 end
 if #waits > 0 then redis.call('HSET', ATTEMPTS, unpack(waits)) end
+note(windows)
 park(moves)
 for i = 1, #ended, 2 do forget_older(ended[i], ended[i + 1]) end
 for i = 2, #superseded, 2 do supersede(unpack(superseded[i])) end

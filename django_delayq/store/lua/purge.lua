@@ -1,6 +1,7 @@
 -- purge: delayed -> cancelled, for whatever waits in the partition.
 -- Guarantee: each purged message ends in the finished stream; leased ones go on. Bounded: the caller repeats.
--- KEYS: the partition (shared/partition.lua). Shared: finish.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, windows.
+--   The eleventh is that of windows, as for cancel.lua.
 -- ARGV: limit (500 at most), archive (all, dead or none), detail (JSON).
 -- Returns: {id purged, ...}.
 local limit, archive, detail = tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -12,6 +13,7 @@ for _, lane in ipairs(LANES) do
     redis.call('ZREM', lane, unpack(ids))
     redis.call('HDEL', MESSAGES, unpack(ids))
     redis.call('HDEL', ATTEMPTS, unpack(ids))
+    redis.call('ZREM', WINDOWS, unpack(ids))
     for i, id in ipairs(ids) do finish(archive, id, 'cancelled', records[i], entries[i], detail, dues[i]) end
     redis.call('HINCRBY', META, 'cancelled', #ids)
     return ids

@@ -57,6 +57,14 @@ def test_the_same_message_under_the_same_id_is_stored_once(caller: Caller) -> No
     assert caller.get("/topics/mail").json()["delayed"] == 1
 
 
+def test_a_window_refuses_a_key_that_has_ended(caller: Caller) -> None:
+    caller.send(key="order:1", window=HOUR)
+    caller.post("/leases/ack", lease=caller.next()["lease"])
+    batch = lines({"key": "order:1", "window": HOUR}, {"key": "order:2", "window": HOUR})
+    sent = caller.post("/topics/mail/messages/batch", batch).json()["messages"]
+    assert [message["outcome"] for message in sent] == ["duplicate", "stored"]
+
+
 def test_a_batch_is_stored_in_one_call(caller: Caller) -> None:
     batch = lines(*({"kwargs": {"n": n}, "key": f"n:{n}"} for n in range(500)))
     answer = caller.post("/topics/mail/messages/batch", batch)

@@ -1,8 +1,8 @@
 -- Put before every script but that of a lone message (lone.lua): the keys of one partition and the clock.
 -- KEYS: all ten of the partition, in the order of store/keys.py, so that every key a script may touch is declared; for a
---   claim under limits also those of their rates, for a bulk load its fence.
+--   claim under limits also those of their rates, for a bulk load its fence, for what can have a window that of windows.
 local HIGH, NORMAL, LOW, LEASED, MESSAGES, ATTEMPTS, FINISHED, FOLLOWERS, META, LIMITS, BUCKETS, TIMERS = unpack(KEYS)
-local FENCE = BUCKETS
+local FENCE, WINDOWS = BUCKETS, BUCKETS
 local LANES = {HIGH, NORMAL, LOW}
 local TIME = redis.call('TIME')
 local NOW_US = TIME[1] * 1000000 + TIME[2]

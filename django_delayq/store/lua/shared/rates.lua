@@ -45,12 +45,12 @@ local function room_under(limit, rule)
 end
 
 -- Something waits for the limit, after `ahead` others: look when its rate lets it start. Without a rate, and when only the
--- end of a run makes room, look once in a while.
-local function look_at(limit, rule, full, ahead)
+-- end of a run makes room, look once in a while. `sooner`: a new one does not put off the look that comes anyway.
+local function look_at(limit, rule, full, ahead, sooner)
   local at = look()
   if rule.interval and not full then
     local _, from = tokens(limit, rule.interval)
     at = step(math.max(from + ahead * rule.interval, NOW + 1))
   end
-  redis.call('ZADD', TIMERS, at, limit)
+  redis.call('ZADD', TIMERS, sooner and 'LT' or 'CH', at, limit)
 end

@@ -2,8 +2,7 @@
 local ANY = {interval = 1} -- for what has no rule any more: 500 at each step
 
 -- What does not run any more, because a repair or damage has ended it, leaves its place.
-local function forget_ended(limit)
-  local first, last = running(limit)
+local function forget_ended(first, last)
   local members, ids = redis.call('ZRANGEBYLEX', LIMITS, first, last, 'LIMIT', 0, 1000), {}
   for i, member in ipairs(members) do ids[i] = string.sub(member, 10) end
   if #ids == 0 then return end
@@ -19,7 +18,7 @@ local function look_around(rules, limit)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, limit)) do
     local _, first = first_waiting(name)
     local rule = first and rules[string.sub(redis.call('HGET', MESSAGES, first) or '', 20, 23)]
-    if rule and rule.most then forget_ended(name) end
+    if rule and rule.most then forget_ended(running(name)) end
     local room, full = left, false
     if rule then room, full = room_under(name, rule) end
     local going = first and math.max(0, math.min(room, left)) or 0
@@ -56,5 +55,5 @@ local function leaves(record, rule, id, due, lane, late, moves)
   if room > 0 then admit(limit, 1, moves) end
   redis.call('ZADD', lane, HELD + due, id)
   redis.call('ZADD', LIMITS, 0, 'w' .. limit .. struct.pack('>I6', due) .. id)
-  look_at(limit, rule, full, 0)
+  look_at(limit, rule, full, 0, true)
 end

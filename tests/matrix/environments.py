@@ -1,22 +1,15 @@
-"""Runs the tests that a version of Python or Django can change on every pair that this machine can
-have: `make matrix`.
-
-`python -m tests.matrix [3.12 django6.1 ...]` runs those whose names have one of these words. Each
-pair gets an environment in .matrix, which is kept.
-"""
+"""An environment for each pair of Python and Django."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / ".matrix"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Versions of Django, and the oldest Python of each.
@@ -50,6 +43,20 @@ class Pair(NamedTuple):
         backport = [] if _numbers(self.django) >= (6,) else ["django-tasks>=0.12,<1"]
         return [f"django=={self.django}.*", *TOOLS, *backport]
 
+    def run(self, arguments: Sequence[str]) -> int:
+        """Make the environment where it is missing, and run the tests in it. Returns pytest's
+        code."""
+        folder = FOLDER / self.name
+        python = folder / "bin" / "python"
+        if not (folder / "ready").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([self.python, "-m", "venv", folder], check=True)
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            subprocess.run([*pip, "--editable", f"{ROOT}[embedded]", *self.packages], check=True)
+            (folder / "ready").touch()
+        command = [python, "-m", "pytest", "-q", *TESTS, *arguments]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
 
 def interpreters() -> Iterator[tuple[str, Path]]:
     """Each version of PYTHONS that is on the path or among pyenv's, once."""
@@ -64,49 +71,14 @@ def interpreters() -> Iterator[tuple[str, Path]]:
                 break
 
 
-def pairs(words: Sequence[str] = ()) -> list[Pair]:
-    """All of them, or those with one of these words in their names."""
-    found = [
+def pairs() -> list[Pair]:
+    """Those that this machine can have."""
+    return [
         Pair(python, version, django)
         for version, python in interpreters()
         for django, oldest in DJANGOS.items()
         if _numbers(version) >= _numbers(oldest)
     ]
-    return [p for p in found if not words or any(_has(p.name, word) for word in words)]
-
-
-def run(pair: Pair, arguments: Iterable[str] = ()) -> int:
-    """Make its environment where it is missing, and run the tests in it. Returns pytest's code."""
-    folder = FOLDER / pair.name
-    python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([pair.python, "-m", "venv", folder], check=True)
-        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--editable", f"{ROOT}[embedded]", *pair.packages], check=True)
-        (folder / "ready").touch()
-    command = [python, "-m", "pytest", "-q", *TESTS, *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-def main(words: Sequence[str]) -> int:
-    """Run the pairs and say how each ended. Returns 1 when one has failed, or there is none."""
-    chosen = pairs([word for word in words if not word.startswith("-")])
-    options = [word for word in words if word.startswith("-")]
-    failed = 0
-    for pair in chosen:
-        print(f"make matrix: {pair.name}", flush=True)
-        code = run(pair, options)
-        failed += code != 0
-        print(f"make matrix: {pair.name} {'passed' if code == 0 else 'FAILED'}", flush=True)
-    if not chosen:
-        print("make matrix: no interpreter fits", file=sys.stderr)
-    return 1 if failed or not chosen else 0
-
-
-def _has(name: str, word: str) -> bool:
-    """3.1 is not in python3.12-django5.2, 5.2 is."""
-    return re.search(rf"(?<![\d.]){re.escape(word)}(?![\d.])", name) is not None
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -118,7 +90,3 @@ def _version_of(python: Path) -> str:
     code = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
