@@ -72,7 +72,7 @@ class Caller:
         if right not in self.rights or not is_matched(self.patterns, name):
             raise Problem(403, "forbidden", f"This token may not {right} in this topic.")
         if not NAME.match(whole):
-            raise Problem(422, "invalid", "The name of the topic is too long.")
+            raise Problem(422, "invalid", "This is no name of a topic, or it is too long.")
         return whole
 
     def sees(self, whole: str) -> bool:
