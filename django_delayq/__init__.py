@@ -8,15 +8,18 @@ from .client.topics import (
     list_messages,
     move_topic,
     pause_topic,
-    purge_topic,
     resume_topic,
     topic_stats,
 )
 from .core.exceptions import (
+    ChildDied,
     DelayQError,
     DuplicateMessage,
     EnqueueUnknown,
     InvalidMessage,
+    IsolatedRunFailed,
+    LeaseLost,
+    MemoryLimitExceeded,
     MessageCancelled,
     MessageExpired,
     MessageFailed,
@@ -27,6 +30,7 @@ from .core.exceptions import (
     OutcomeUnknown,
     Reject,
     Retry,
+    RuntimeLimitExceeded,
     Snooze,
     StoreError,
     StoreUnavailable,
@@ -36,6 +40,7 @@ from .core.exceptions import (
 from .core.message import Message, Page, Priority, State
 from .core.task_report import TaskProgress
 from .core.version import PACKAGE_VERSION
+from .operators.purge import purge_topic
 from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
 from .tasks.context import current_message
@@ -52,8 +57,9 @@ __all__ = [
     # Types
     "DelayedTask", "Handle", "Message", "Page", "Priority", "TaskProgress", "State", "TopicStats",
     # Errors
-    "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
-    "MessageCancelled", "MessageExpired", "MessageFailed", "MessageNotFound", "MessageRunning",
-    "NoResult", "NotWaiting", "OutcomeUnknown", "StoreError", "StoreUnavailable", "UnknownTopic",
+    "ChildDied", "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
+    "IsolatedRunFailed", "LeaseLost", "MemoryLimitExceeded", "MessageCancelled", "MessageExpired",
+    "MessageFailed", "MessageNotFound", "MessageRunning", "NoResult", "NotWaiting",
+    "OutcomeUnknown", "RuntimeLimitExceeded", "StoreError", "StoreUnavailable", "UnknownTopic",
     "WaitTimeout",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from datetime import time as clock_time
@@ -342,6 +343,24 @@ def test_follow_up_messages_and_the_counter_that_joins_do_what_the_page_says(
         "guide.split",
     ]
     assert done.count("guide.bind") == 1
+
+
+def test_the_guide_to_limits_of_time_and_memory_says_what_holds(
+    declared: dict[str, Any], hands: Hands
+) -> None:
+    module: dict[str, Any] = {"__name__": "guide"}
+    for block in blocks(docs("how-to/limit-time-and-memory.md")):
+        exec(block, module)
+    assert module["make_pdf"].options.memory_limit == 512 << 20
+    handle = module["export_orders"].enqueue(["May", "June"])
+    (lease,) = hands.claim()
+    hands.run(lease)
+    assert lease.report and lease.report.may_run_until > time.monotonic() + 590
+    assert handle.wait(timeout=5) == 2
+    pdf = module["make_pdf"].using(key="order:7").enqueue(7)
+    hands.claim()
+    module["stop_export"](7)
+    assert pdf.get() is None
 
 
 def test_the_code_that_erases_a_persons_data_does_what_the_page_says(

@@ -1,4 +1,4 @@
-"""The archive as CSV: streamed page by page, and safe to open in a spreadsheet."""
+"""The archive and other lists as CSV: streamed page by page, and safe to open in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.db.models import Model
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
 from ..archive.search import every_row
 from ..archive.selection import Selection
 from ..core.times import local
-from ..models import ArchivedMessage
 
 COLUMNS = (
     "id", "message_id", "topic", "task", "key", "state", "reason", "error_class", "attempts",
@@ -43,10 +43,14 @@ def response(request: HttpRequest, selection: Selection, payload: bool) -> Strea
     """All rows of the selection, the newest first. With `payload` also arguments, headers, errors
     and results."""
     columns = COLUMNS + (PAYLOAD if payload else ())
-    parts = written(every_row(selection, columns[1:], ROWS), columns)
+    return streamed(request, written(every_row(selection, columns[1:], ROWS), columns), "archive")
+
+
+def streamed(request: HttpRequest, parts: Iterator[bytes], name: str) -> StreamingHttpResponse:
+    """These parts as a file."""
     # A sync iterator under ASGI would be read to its end before the first byte is sent.
     content = _awaited(parts) if hasattr(request, "scope") else parts
-    name = f"delayq-archive-{timezone.now().date().isoformat()}.csv"
+    name = f"delayq-{name}-{timezone.now().date().isoformat()}.csv"
     return StreamingHttpResponse(
         content,
         content_type="text/csv; charset=utf-8",
@@ -57,7 +61,7 @@ def response(request: HttpRequest, selection: Selection, payload: bool) -> Strea
     )
 
 
-def written(rows: Iterable[ArchivedMessage], columns: Sequence[str]) -> Iterator[bytes]:
+def written(rows: Iterable[Model], columns: Sequence[str]) -> Iterator[bytes]:
     """The file in parts: first its head, which needs no database, then ROWS rows each."""
     yield f"{_BYTE_ORDER_MARK}{','.join(columns)}\r\n".encode()
     remaining = iter(rows)

@@ -60,6 +60,8 @@ TABS = (
 _UNDER = {
     "topic": "changelist",
     "message": "changelist",
+    "waiting": "changelist",
+    "waiting_start": "changelist",
     "archived": "archive",
     "unarchivable": "archive",
     "unarchivable_entry": "archive",

@@ -22,6 +22,7 @@ from ..core.exceptions import (
     DelayQError,
     InvalidMessage,
     MessageChanged,
+    MessageNotFound,
     MessageRunning,
     NotWaiting,
     OutcomeUnknown,
@@ -43,6 +44,8 @@ logger = logging.getLogger("delayq")
 T = TypeVar("T")
 _AWAY = (StoreUnavailable, OutcomeUnknown)
 DEFAULT = ChangeOptions()
+#: How often a cancel follows a message that begins and ends to run under its hands.
+TRIES = 10
 #: Stands for a stamp when SQL had no row of the message.
 NO_ROW = 0
 
@@ -58,6 +61,10 @@ def cancel(
 ) -> bool:
     """Take a waiting message back. Returns whether there was one; see DelayedTask.cancel()."""
     target = Target.of(topic, key, message_id)
+    return _cancel_wherever(target, how) if how.running else _cancel_waiting(target, how)
+
+
+def _cancel_waiting(target: Target, how: ChangeOptions) -> bool:
     alias = awaited(how.database, how.after_commit)
     withdrawn, may_be_live = _withdraw(target)
     try:
@@ -78,6 +85,28 @@ def cancel(
     if not found and not how.missing_ok:
         raise target.not_live()
     return found
+
+
+def _cancel_wherever(target: Target, how: ChangeOptions) -> bool:
+    """Cancel at once, also what runs. Raises MessageNotFound, StoreUnavailable."""
+    at_once = ChangeOptions(False, False, how.database, "raise")
+    for _ in range(TRIES):
+        try:
+            return _cancel_waiting(target, at_once)
+        except MessageNotFound:
+            if how.missing_ok:
+                return False
+            raise target.not_live() from None
+        except MessageRunning:
+            row = _row(target)
+            if get_store().cancel_running(*target.address):
+                if row is not None:
+                    stamp_us = row.enqueued_at_us
+                    _update_outbox(partial(postponed.cancelled_in_redis, *target.address, stamp_us))
+                report(cancelled, target.topic, [target.event()])
+                return True
+        # Its run has ended meanwhile: perhaps it waits for another attempt.
+    raise MessageChanged
 
 
 def reschedule(

@@ -124,6 +124,7 @@ class DelayedTask(Task[P, R]):
         id: str | UUID | None = None,  # noqa: A002
         missing_ok: bool = False,
         after_commit: bool | None = None,
+        running: bool = False,
     ) -> bool:
         """Take a waiting message back. Returns True; with `missing_ok` False when none waits.
 
@@ -132,10 +133,16 @@ class DelayedTask(Task[P, R]):
         MessageRunning, unless `missing_ok`; what is found only at the commit is logged and sent as
         the signal `refused`. While Redis is away the outbox keeps the cancel, and the relay brings
         it to Redis later.
+
+        `running=True` cancels also a message that runs, at once, whatever the open transaction
+        does: it is archived as cancelled and never tried again. Its worker ends a coroutine and an
+        isolated run within about a second; a thread goes on, and what it returns is refused: it can
+        look at `current_message().lease_lost`. Raises StoreUnavailable while Redis is away.
         """
         from .changes import cancel
 
-        return cancel(self.options.topic, key, id, self._how(missing_ok, after_commit))
+        how = self._how(missing_ok, after_commit)._replace(running=running)
+        return cancel(self.options.topic, key, id, how)
 
     @overload
     def reschedule(
@@ -195,10 +202,11 @@ class DelayedTask(Task[P, R]):
         id: str | UUID | None = None,  # noqa: A002
         missing_ok: bool = False,
         after_commit: bool | None = None,
+        running: bool = False,
     ) -> bool:
         """cancel() for async code."""
         return await sync_to_async(self.cancel, thread_sensitive=True)(
-            key=key, id=id, missing_ok=missing_ok, after_commit=after_commit
+            key=key, id=id, missing_ok=missing_ok, after_commit=after_commit, running=running
         )
 
     @overload

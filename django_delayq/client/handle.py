@@ -40,11 +40,18 @@ class Handle(Receipt):
 
         return get(self.topic, None, self.identity)
 
-    def cancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
-        """Take it back, as DelayedTask.cancel() does."""
+    def cancel(
+        self,
+        *,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+        running: bool = False,
+    ) -> bool:
+        """Take it back, as DelayedTask.cancel() does; with `running` also while it runs."""
         from .changes import cancel
 
-        return cancel(self.topic, None, self.identity, ChangeOptions(missing_ok, after_commit))
+        how = ChangeOptions(missing_ok, after_commit, running=running)
+        return cancel(self.topic, None, self.identity, how)
 
     def wait(self, *, timeout: timedelta | float | None = None) -> Any:
         """Wait until the message has ended, and return the result of its task: JSON values, None
@@ -75,10 +82,16 @@ class Handle(Receipt):
         """get() for async code."""
         return await sync_to_async(self.get, thread_sensitive=True)()
 
-    async def acancel(self, *, missing_ok: bool = False, after_commit: bool | None = None) -> bool:
+    async def acancel(
+        self,
+        *,
+        missing_ok: bool = False,
+        after_commit: bool | None = None,
+        running: bool = False,
+    ) -> bool:
         """cancel() for async code."""
         return await sync_to_async(self.cancel, thread_sensitive=True)(
-            missing_ok=missing_ok, after_commit=after_commit
+            missing_ok=missing_ok, after_commit=after_commit, running=running
         )
 
     @overload

@@ -17,6 +17,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from ..archive import archive_rows
+from ..archive.endings import find_end
 from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import (
@@ -41,7 +42,7 @@ from ..core.message import (
 )
 from ..core.present import counted
 from ..core.times import When
-from ..models import OutboxMessage, OutboxStatus
+from ..models import BulkMessage, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..outbox.existing import check_existing
 from ..store import get_store, keys
@@ -216,16 +217,9 @@ def move_topic(
     check_topic(to)
     if check_existing(topic) == to:
         raise InvalidMessage("A topic is moved to another one.")
-    try:
-        with transaction.atomic(using=get_settings().database, durable=True):
-            pass  # Django itself knows which transactions are those of a TestCase
-    except RuntimeError:
-        # After a rollback the messages would be moved in Redis, and their rows not.
-        raise InvalidMessage(
-            "Redis moves at once, whatever becomes of a transaction: move a topic outside."
-        ) from None
-    mover, partitions = _Mover(store, topic, to, progress), store.partitions.all(topic)
-    if not store.workers.acquire_lock(mover.lock, LOCK_MS):
+    check_not_in_transaction()
+    mover, partitions = Mover(topic, to, progress), store.partitions.all(topic)
+    if not mover.acquire():
         raise InvalidMessage(
             f"Somebody moves the topic {topic!r} already, or died at it: try again in a minute."
         )
@@ -239,9 +233,21 @@ def move_topic(
                     after = page[-1].due_at_ms, page[-1].id
         mover.move_rows()
     finally:
-        store.workers.release_lock(mover.lock)
+        mover.release()
     mover.done.running = sum(part.leased for part in store.queries.all_stats(partitions))
     return mover.done
+
+
+def check_not_in_transaction() -> None:
+    """Raise InvalidMessage inside a transaction: after its rollback messages would be changed in
+    Redis, and their rows not."""
+    try:
+        with transaction.atomic(using=get_settings().database, durable=True):
+            pass  # Django itself knows which transactions are those of a TestCase
+    except RuntimeError:
+        raise InvalidMessage(
+            "Redis changes at once, whatever becomes of a transaction: call this outside."
+        ) from None
 
 
 class _Journey(NamedTuple):
@@ -255,20 +261,31 @@ class _Journey(NamedTuple):
     """Its key, or its id."""
 
 
-class _Mover:
+class Mover:
+    """Moves messages of one topic to another one. Only who has acquired it may move."""
+
     def __init__(
-        self, store: RedisStore, topic: str, to: str, progress: Callable[[Moved], object]
+        self, topic: str, to: str, progress: Callable[[Moved], object] = lambda so_far: None
     ) -> None:
-        self._store = store
-        self._topic = topic
-        self._to = to
-        self.lock = f"move:{topic}"
+        self._store = get_store()
+        self._topic, self._to = topic, to
+        self._lock_name = f"move:{topic}"
         self.done = Moved()
         self._progress = progress
 
-    def move(self, here: Partition, page: Sequence[Found]) -> None:
-        """Messages of Redis, and their rows in the outbox."""
+    def acquire(self) -> bool:
+        """Whether nobody else moves messages of the topic: then nobody else does for a minute."""
+        return self._store.workers.acquire_lock(self._lock_name, LOCK_MS)
+
+    def release(self) -> None:
+        """Somebody else may move messages of the topic."""
+        self._store.workers.release_lock(self._lock_name)
+
+    def move(self, here: Partition, page: Sequence[Found]) -> dict[bytes, str]:
+        """Move messages of Redis, and their rows in the outbox. Returns the word of Carried for
+        each id."""
         self._extend_lock()
+        words = {found.id: "UNREADABLE" for found in page}
         journeys = [journey for found in page if (journey := self._journey(here, found))]
         for together in chunked(journeys, TOGETHER):
             carried, error = self._carry_all(together)
@@ -276,10 +293,40 @@ class _Mover:
                 # Not before the row has changed: the message may run at once.
                 arrive(self._store, journey.target, how)
                 self.done.moved += how.word == "MOVED"
+                words[journey.source[1]] = how.word
                 if how.word == "TAKEN":
                     self.done.taken.append(journey.name)
             if error:
                 raise error
+        return words
+
+    def is_free(self, found: Found, key: str | None, *, asks_redis: bool = True) -> bool:
+        """Whether the message of Redis or of the outbox could move now: nothing else has its id
+        there. move() itself asks Redis, but not the outbox."""
+        as_id = self.id_there(found.id, key)
+        target = self._store.partitions.place(self._to, as_id, True), as_id
+        stamp_us = stamp_us_of(found.record) or 0
+        rows = OutboxMessage.objects.filter(message_id=UUID(bytes=as_id))
+        if rows.exclude(topic=self._topic, enqueued_at_us=stamp_us).exists():
+            return False
+        if not asks_redis:
+            return True
+        (there,) = self._store.queries.find(target[0], [as_id])
+        return _has_room(self._store, target, there, stamp_us)
+
+    def has_arrived(self, row: BulkMessage) -> bool:
+        """Whether a message of an operation that was cut off is in the other topic, or has ended
+        there. It gets its due time back, if it has yet to run."""
+        as_id = self.id_there(row.message_id.bytes, row.key or None)
+        located = self._store.find(self._to, as_id)
+        if located is not None and stamp_us_of(located.found.record) == row.enqueued_at_us:
+            if located.found.state != State.LEASED and located.found.due_at_ms > row.due_at_ms:
+                arrive(self._store, (located.partition, as_id), Carried("MOVED", row.due_at_ms))
+            return True
+        rows = OutboxMessage.objects.filter(
+            message_id=UUID(bytes=as_id), topic=self._to, enqueued_at_us=row.enqueued_at_us
+        )
+        return rows.exists() or find_end(self._to, as_id, row.enqueued_at_us) is not None
 
     def _journey(self, here: Partition, found: Found) -> _Journey | None:
         try:
@@ -288,7 +335,7 @@ class _Mover:
         except UndecodableMessage:
             self.done.unreadable += 1
             return None
-        as_id = self._id_there(found.id, key)
+        as_id = self.id_there(found.id, key)
         target = self._store.partitions.place(self._to, as_id, True), as_id
         durable = bool(record.flags & DURABLE)
         return _Journey(
@@ -339,14 +386,16 @@ class _Mover:
             for together in chunked(page, TOGETHER):
                 with transaction.atomic(using=get_settings().database):
                     words = [
-                        self._move_row(message_id, stamp_us) for _, message_id, stamp_us in together
+                        self.move_row(message_id, stamp_us) for _, message_id, stamp_us in together
                     ]
                 self.done.moved += sum(word == "" for word in words)
                 self.done.taken += filter(None, words)
             after = page[-1][0] if page else newest
 
-    def _move_row(self, message_id: UUID, stamp_us: int) -> str | None:
-        """Empty when it has moved, the key that stands in its way, or None: it is not only here."""
+    def move_row(self, message_id: UUID, stamp_us: int) -> str | None:
+        """Move a message that only the outbox has, or that Redis has lost, in the caller's
+        transaction. Returns nothing when it has moved, the key that stands in its way, or None: it
+        is not only here."""
         row = self._lock(message_id.bytes, stamp_us)
         if row is None:
             return None
@@ -358,11 +407,12 @@ class _Mover:
             row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.redis_now_ms()
         return (
             ""
-            if self._readdress(row, self._id_there(message_id.bytes, row.key or None))
+            if self._readdress(row, self.id_there(message_id.bytes, row.key or None))
             else row.key
         )
 
-    def _id_there(self, message_id: bytes, key: str | None) -> bytes:
+    def id_there(self, message_id: bytes, key: str | None) -> bytes:
+        """The id that a message has in the other topic."""
         return (
             key_id(self._to, key)
             if key is not None and message_id == key_id(self._topic, key)
@@ -389,5 +439,5 @@ class _Mover:
         return True
 
     def _extend_lock(self) -> None:
-        self._store.workers.extend_lock(self.lock, LOCK_MS)
+        self._store.workers.extend_lock(self._lock_name, LOCK_MS)
         self._progress(self.done)

@@ -1,4 +1,4 @@
-"""Operations on a topic: statistics, pause, resume, purge, move, list."""
+"""Operations on a topic: statistics, pause, resume, move, list, and the steps of a purge."""
 
 from __future__ import annotations
 
@@ -67,15 +67,6 @@ def resume_topic(topic: str) -> None:
     signals.report(signals.topic_resumed, topic, [signals.Event("")])
 
 
-def purge_topic(topic: str, *, reason: str = "purged") -> int:
-    """Cancel everything that waits in a topic, in Redis and in the outbox; what runs goes on.
-    Returns how many.
-
-    Raises UnknownTopic.
-    """
-    return sum(purge_batches(topic, reason))
-
-
 def move_topic(topic: str, to: str) -> Moved:
     """Move all that waits in a topic, in Redis and in the outbox, to another one that is declared;
     what runs stays.
@@ -90,8 +81,8 @@ def move_topic(topic: str, to: str) -> Moved:
 
 
 def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[int]:
-    """purge_topic() step by step, of at most so many messages: gives how many each batch of up to
-    500 has ended."""
+    """Cancel everything that waits in a topic, of at most so many messages: gives how many each
+    batch of up to 500 has ended. Raises UnknownTopic."""
     # Not above: models need the apps, and the package's own namespace imports this module.
     from ..outbox import lookup
 

@@ -116,6 +116,11 @@ class MessageChanged(DelayQError):
     """Another caller has changed this message at the same moment. Read it again, then decide."""
 
 
+class LeaseLost(DelayQError):
+    """The lease of this run has ended: another worker may run the message, or it was cancelled.
+    Stop here: what the run returns is refused."""
+
+
 class MiddlewareFailed(DelayQError):
     """A middleware failed before or after the task: see the cause. The attempt has failed, and the
     message is tried again."""
@@ -127,6 +132,44 @@ class UndecodableMessage(DelayQError):
 
 class NewerRecord(UndecodableMessage):
     """The stored record was written by a newer version. A worker of that version can read it."""
+
+
+# How an isolated run fails: each counts as a failed attempt of the task
+
+
+class IsolatedRunFailed(DelayQError):
+    """The child process of an isolated run could not run the task, or the run has failed there: see
+    the subclasses."""
+
+    stack = ""
+    """Where the child process was when it was killed, as text."""
+
+
+class ChildDied(IsolatedRunFailed):
+    """The child process ended before the task did: by a signal, by os._exit(), or for lack of
+    memory."""
+
+
+class MemoryLimitExceeded(IsolatedRunFailed):
+    """The child process took more memory than the task's memory_limit, and was killed."""
+
+
+class RuntimeLimitExceeded(IsolatedRunFailed):
+    """The run took longer than the task's max_runtime, and its child process was killed."""
+
+
+class TaskFailedInChild(IsolatedRunFailed):
+    """The task has raised an error in its child process. Only text comes from there."""
+
+    def __init__(self, message: str = "", *, error_class: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.error_class = error_class
+        """Full name of the class of the task's exception."""
+        self.traceback = traceback
+        """Its traceback in the child process, as text."""
+
+    def __str__(self) -> str:
+        return f"{self.error_class}: {super().__str__()}\n{self.traceback}"
 
 
 # What wait() and result() raise
@@ -150,7 +193,7 @@ class MessageFailed(NoResult):
 
 
 class MessageCancelled(NoResult):
-    """The message was cancelled before it ran."""
+    """The message was cancelled, before it ran or while it ran."""
 
 
 class MessageExpired(NoResult):

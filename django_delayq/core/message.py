@@ -73,7 +73,7 @@ class State(TextChoices):
     (new) -> delayed by enqueue; delayed -> delayed by reschedule;
     delayed and due (ready) -> leased by claim;
     leased -> acked by ack, -> delayed or dead by nack, -> delayed by release or put_off,
-    -> delayed or dead by reclaim;
+    -> delayed or dead by reclaim, -> cancelled by cancel_running;
     delayed -> cancelled by cancel, -> expired by claim.
     """
 

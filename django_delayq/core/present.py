@@ -147,11 +147,11 @@ def _words() -> frozenset[str]:
         gettext_noop("crashed"),
         # Kinds and statuses of bulk operations.
         gettext_noop("replay"), gettext_noop("discard"), gettext_noop("purge"),
-        gettext_noop("waiting"),
+        gettext_noop("shift"), gettext_noop("waiting"),
         gettext_noop("running"), gettext_noop("done"), gettext_noop("failed"),
         # What operators do.
         gettext_noop("prune"), gettext_noop("pause"), gettext_noop("resume"),
-        gettext_noop("cancel"),
+        gettext_noop("cancel"), gettext_noop("cancel running"),
         gettext_noop("run now"), gettext_noop("reschedule"), gettext_noop("edit"),
         gettext_noop("schedule"),
         gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
@@ -164,6 +164,9 @@ def _words() -> frozenset[str]:
         gettext_noop("key live"),
         gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
         gettext_noop("redacted"), gettext_noop("arguments refused"),
+        gettext_noop("started"), gettext_noop("ended"), gettext_noop("changed meanwhile"),
+        gettext_noop("due already"), gettext_noop("more than ten years ahead"),
+        gettext_noop("Redis has yet to hear of a change"),
     })  # fmt: skip
 
 

@@ -75,8 +75,8 @@ class Event(NamedTuple):
     reason: str = ""
     """Why it happened: error class and message, or a word such as `poison`. Empty for success."""
     error: BaseException | None = None
-    """The exception of the task with its traceback, only in the process that ran the task. Do not
-    keep a reference."""
+    """The exception of the task with its traceback, only in the process that ran the task; for an
+    isolated task a TaskFailedInChild with the text of it. Do not keep a reference."""
 
 
 enqueued = TopicSignal()
@@ -85,7 +85,8 @@ by the relay."""
 rescheduled = TopicSignal()
 """delayed → delayed with another due time. Sent by the caller or the relay."""
 cancelled = TopicSignal()
-"""delayed → cancelled, also by a purge. Sent by the caller or the relay."""
+"""delayed → cancelled, also by a purge; leased → cancelled by `cancel(running=True)`. Sent by the
+caller or the relay."""
 refused = TopicSignal()
 """A commit, or the relay after an outage, could not do its work. The argument `action` is
 `enqueue`, `cancel` or `reschedule`. Sent by the caller or the relay."""
@@ -110,7 +111,8 @@ dead = TopicSignal()
 reclaimed = TopicSignal()
 """leased → delayed: the lease ended without an answer of its worker. Sent by another worker."""
 lease_lost = TopicSignal()
-"""A run ended after its lease; its result was refused. Sent by the worker."""
+"""A run goes on, or ended, after its lease, or its message was cancelled while it ran; its result
+is refused. Sent by the worker."""
 topic_paused = TopicSignal()
 """A topic was paused: nothing of it is claimed. One event without an id; its `reason` is that of
 the pause. Sent by the caller."""

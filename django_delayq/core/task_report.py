@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -51,7 +52,7 @@ def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> TaskProg
 class TaskReport:
     """Belongs to one lease."""
 
-    __slots__ = ("progress", "result", "sent_at")
+    __slots__ = ("may_run_until", "progress", "result", "sent_at")
 
     def __init__(self) -> None:
         self.result: bytes | None = None
@@ -59,6 +60,17 @@ class TaskReport:
         self.progress: TaskProgress | None = None
         self.sent_at = 0.0
         """Local monotonic time at which a progress was sent last."""
+        self.may_run_until = 0.0
+        """Local monotonic time until which the run may go on beyond its max_runtime; 0 when it has
+        not asked."""
+
+    def keep_progress(self, progress: TaskProgress) -> None:
+        """The task has come so far."""
+        self.progress = progress
+
+    def allow(self, seconds: float) -> None:
+        """The run may go on for so long from now. Never shortens it."""
+        self.may_run_until = max(self.may_run_until, time.monotonic() + seconds)
 
     def fields(self) -> bytes:
         """For the JSON of the finished entry: `,"result":...,"progress":...`."""

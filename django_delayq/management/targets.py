@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.core.management.base import CommandError
 
@@ -20,11 +22,26 @@ from .cli import filled, in_time_zone, parse_due
 HEAD = ("due", "in", "state", "topic", "task", "key", "attempt", "id")
 RIGHT = (False, False, False, False, False, False, True, False)
 
-_FILTERS = ("task", "key_prefix", "since", "until")
+_FILTERS = ("task", "key_prefix", "since", "until", "argument")
+
+
+class Instant(NamedTuple):
+    """A time as it was typed, and what it means now."""
+
+    text: str
+    at: datetime
 
 
 def add_filters(parser: ArgumentParser) -> None:
-    """--task, --key-prefix, --due-after and --due-before."""
+    """--topic, --task, --key-prefix, --due-after, --due-before and --argument."""
+    # The same as TOPIC, as `replay` and `discard` have it.
+    parser.add_argument(
+        "--topic",
+        type=filled,
+        default=argparse.SUPPRESS,
+        metavar="TOPIC",
+        help="the same as TOPIC",
+    )
     parser.add_argument("--task", type=filled, metavar="NAME", help="messages of this task")
     parser.add_argument(
         "--key-prefix", type=filled, metavar="TEXT", help="messages whose keys begin with this"
@@ -32,13 +49,38 @@ def add_filters(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--due-after",
         dest="since",
-        type=parse_due,
+        type=_instant,
         metavar="TIME",
         help="due then or later: now, 2h, 30d (from now on), a date or a datetime",
     )
     parser.add_argument(
-        "--due-before", dest="until", type=parse_due, metavar="TIME", help="due before then"
+        "--due-before", dest="until", type=_instant, metavar="TIME", help="due before then"
     )
+    parser.add_argument(
+        "--argument",
+        type=_argument,
+        metavar="NAME=VALUE",
+        help="messages with this argument: order_id=7, args.0=7, address.city=Bonn",
+    )
+
+
+def add_topic(parser: ArgumentParser, words: str) -> None:
+    """TOPIC, which may be left out."""
+    parser.add_argument(
+        "topic", type=filled, nargs="?", default=argparse.SUPPRESS, metavar="TOPIC", help=words
+    )
+    parser.set_defaults(topic=None)
+
+
+def _instant(text: str) -> Instant:
+    return Instant(text, parse_due(text))
+
+
+def _argument(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as order_id=7")
+    return name, value
 
 
 def add_one(parser: ArgumentParser) -> None:
@@ -68,9 +110,27 @@ def one_target(options: dict[str, Any]) -> Target:
 
 
 def selection_of(options: dict[str, Any]) -> WaitingSelection:
-    """The waiting messages that the filters choose. Raises InvalidKey."""
-    given = {name: options[name] for name in _FILTERS if options[name]}
-    return WaitingSelection(topic=options["topic"] or "", **given)
+    """The waiting messages that the filters choose. Raises InvalidMessage."""
+    argument, value = options["argument"] or ("", "")
+    return WaitingSelection(
+        topic=options["topic"] or "",
+        task=options["task"] or "",
+        key_prefix=options["key_prefix"] or "",
+        since=options["since"] and options["since"].at,
+        until=options["until"] and options["until"].at,
+        argument=argument,
+        value=value,
+    )
+
+
+def as_typed(options: dict[str, Any]) -> str:
+    """The filters in the words of the command line: with 2h as 2h, whenever it is typed."""
+    words = {
+        name: value.text if isinstance(value, Instant) else value
+        for name in ("topic", *_FILTERS)
+        if (value := options.get(name))
+    }
+    return json.dumps(words)
 
 
 def table_row(message: Message, now: datetime) -> Sequence[str]:

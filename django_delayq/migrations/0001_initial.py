@@ -210,7 +210,15 @@ class Migration(migrations.Migration):
                 (
                     "kind",
                     models.CharField(
-                        choices=[("replay", "Replay"), ("discard", "Discard"), ("purge", "Purge")],
+                        choices=[
+                            ("replay", "Replay"),
+                            ("discard", "Discard"),
+                            ("purge", "Purge"),
+                            ("cancel", "Cancel"),
+                            ("shift", "Shift"),
+                            ("run now", "Run Now"),
+                            ("move", "Move"),
+                        ],
                         max_length=10,
                         verbose_name="kind",
                     ),
@@ -239,6 +247,8 @@ class Migration(migrations.Migration):
                 ),
                 ("cutoff", models.BigIntegerField(default=0, verbose_name="cutoff")),
                 ("position", models.BigIntegerField(default=0, verbose_name="position")),
+                ("reached", models.BigIntegerField(default=0, verbose_name="reached")),
+                ("cursor", models.TextField(blank=True, verbose_name="cursor")),
                 ("total", models.PositiveBigIntegerField(null=True, verbose_name="total")),
                 ("count", models.PositiveBigIntegerField(default=0, verbose_name="count")),
                 ("skipped", models.TextField(default="{}", verbose_name="skipped")),
@@ -255,6 +265,46 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["status", "id"], name="delayq_bulk_status")],
                 "constraints": [
                     models.UniqueConstraint(fields=("token", "dry_run"), name="delayq_bulk_token")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="BulkMessage",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("topic", models.CharField(max_length=64, verbose_name="topic")),
+                ("message_id", models.UUIDField(verbose_name="message id")),
+                ("enqueued_at_us", models.BigIntegerField(verbose_name="enqueued at")),
+                ("task", models.CharField(max_length=200, verbose_name="task")),
+                ("key", models.CharField(blank=True, max_length=256, verbose_name="key")),
+                ("due_at_ms", models.BigIntegerField(verbose_name="due at")),
+                ("to_due_at_ms", models.BigIntegerField(verbose_name="new due time")),
+                (
+                    "skipped",
+                    models.CharField(blank=True, max_length=40, verbose_name="skipped"),
+                ),
+                (
+                    "operation",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="messages",
+                        to="django_delayq.bulkoperation",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "message of a bulk operation",
+                "verbose_name_plural": "messages of bulk operations",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("operation", "message_id", "topic"), name="delayq_bulk_message"
+                    )
                 ],
             },
         ),

@@ -12,14 +12,21 @@ from .archived import ArchivedMessage, UnarchivableEntry
 from .hourly_rows import TaskDay, TopicHour
 from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
-from .operator_action import BulkKind, BulkOperation, BulkStatus, Dashboard, OperatorAction
+from .operator_action import (
+    BulkKind,
+    BulkMessage,
+    BulkOperation,
+    BulkStatus,
+    Dashboard,
+    OperatorAction,
+)
 from .outbox_message import OutboxMessage, OutboxStatus
 from .recurring_task import RecurringTask
 
 __all__ = [
     "ApiRight", "ApiToken",
     "ArchivedMessage", "Final", "UnarchivableEntry",
-    "BulkKind", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
+    "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
     "TaskDay", "TopicHour",
     "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",

@@ -14,6 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..core.conf import get_settings
 from ..core.exceptions import OutcomeUnknown
+from ..core.times import shown_instant
 from .manager import DelayQManager
 
 
@@ -23,6 +24,17 @@ class BulkKind(models.TextChoices):
     REPLAY = "replay"
     DISCARD = "discard"
     PURGE = "purge"
+    CANCEL = "cancel"
+    SHIFT = "shift"
+    """Another due time, earlier or later by the same length of time."""
+    RUN_NOW = "run now"
+    MOVE = "move"
+    """To another topic."""
+
+    @property
+    def is_of_waiting(self) -> bool:
+        """Whether it is about waiting messages that a WaitingSelection names."""
+        return self in (BulkKind.CANCEL, BulkKind.SHIFT, BulkKind.RUN_NOW, BulkKind.MOVE)
 
 
 class BulkStatus(models.TextChoices):
@@ -49,10 +61,11 @@ class BulkOperation(models.Model):
     dry_run = models.BooleanField(_("dry run"), default=False)
     """Only count."""
     selection = models.TextField(_("selection"))
-    """JSON of a Selection (selection.py). In words when it runs in place."""
+    """JSON of a Selection (selection.py), or of a WaitingSelection. In words when it runs in
+    place."""
     options = models.TextField(_("options"), default="{}")
-    """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts).
-    """
+    """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts);
+    by (seconds) of a shift, to (a topic) of a move, and asked (the filters as they were typed)."""
     in_place = models.BooleanField(_("in place"), default=False)
     """Whether the process that ordered it also runs it: then no worker takes it over."""
     token = models.UUIDField(_("token"), null=True)
@@ -64,9 +77,15 @@ class BulkOperation(models.Model):
     )
     cutoff = models.BigIntegerField(_("cutoff"), default=0)
     """The newest row of the archive when it was ordered: messages that end later are not part of
-    it."""
+    it. For waiting messages Redis' clock then, in microseconds: what is enqueued later is not part
+    of it."""
     position = models.BigIntegerField(_("position"), default=0)
-    """Rows of the archive up to this id are dealt with."""
+    """Rows of the archive, or of its own list (BulkMessage), up to this id are dealt with."""
+    reached = models.BigIntegerField(_("reached"), default=0)
+    """Messages of its list between position and this id may be changed in Redis already: a worker
+    was at them."""
+    cursor = models.TextField(_("cursor"), blank=True)
+    """JSON: how far the search for waiting messages is."""
     total = models.PositiveBigIntegerField(_("total"), null=True)
     """How many messages it has to change; null until the worker has counted them."""
     count = models.PositiveBigIntegerField(_("count"), default=0)
@@ -98,6 +117,50 @@ class BulkOperation(models.Model):
     def action(self) -> OperatorAction | None:
         """The record of the order; None for a dry run."""
         return self.actions.filter(action=self.kind).first()
+
+
+class BulkMessage(models.Model):
+    """One waiting message of a bulk operation: as it was found, and what has become of it. Kept for
+    a month."""
+
+    operation = models.ForeignKey(BulkOperation, models.CASCADE, related_name="messages")
+    topic = models.CharField(_("topic"), max_length=64)
+    message_id = models.UUIDField(_("message id"))
+    enqueued_at_us = models.BigIntegerField(_("enqueued at"))
+    """Microseconds since 1970. With the message id it names one life of a key."""
+    task = models.CharField(_("task"), max_length=200)
+    key = models.CharField(_("key"), max_length=256, blank=True)
+    due_at_ms = models.BigIntegerField(_("due at"))
+    """When it was due."""
+    to_due_at_ms = models.BigIntegerField(_("new due time"))
+    """When it is to be due. The same for an operation that leaves it."""
+    skipped = models.CharField(_("skipped"), max_length=40, blank=True)
+    """Why it was left as it is; empty for a message that was changed, or has yet to be."""
+
+    objects = DelayQManager["BulkMessage"]()
+
+    class Meta:
+        verbose_name = _("message of a bulk operation")
+        verbose_name_plural = _("messages of bulk operations")
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(
+                fields=["operation", "message_id", "topic"], name="delayq_bulk_message"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.message_id.hex}"
+
+    @property
+    def due_at(self) -> datetime:
+        """due_at_ms as an instant."""
+        return shown_instant(self.due_at_ms)
+
+    @property
+    def new_due_at(self) -> datetime:
+        """to_due_at_ms as an instant."""
+        return shown_instant(self.to_due_at_ms)
 
 
 class OperatorAction(models.Model):

@@ -22,13 +22,20 @@ from ..outbox.existing import check_existing
 from ..outbox.listing import count_outbox
 from .bulk_run import decoded, order
 from .operations import User, check_reason, clean, require
+from .waiting_selection import WaitingSelection
 
 #: What each kind needs beside bulk_operate.
 PERMISSIONS = {
     BulkKind.REPLAY: "replay_message",
     BulkKind.DISCARD: "discard_message",
     BulkKind.PURGE: "cancel_message",
+    BulkKind.CANCEL: "cancel_message",
+    BulkKind.SHIFT: "cancel_message",
+    BulkKind.RUN_NOW: "cancel_message",
+    BulkKind.MOVE: "cancel_message",
 }
+#: What is done to dead letters, or to all that waits in a topic. For others see waiting_orders.py.
+DEAD_LETTER_KINDS = (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
 #: Messages are counted up to this number. For more, the operator has to type a word.
 MANY = 10_000
 #: The word to type when the operation is about more than one topic.
@@ -90,9 +97,9 @@ def check_order(
     kind: str, selection: Selection, delay: float = 0, rate: float | None = None
 ) -> None:
     """Raise InvalidMessage for an order that makes no sense."""
-    if kind not in BulkKind.values:
+    if kind not in DEAD_LETTER_KINDS:
         raise InvalidMessage(
-            f"{kind!r} is not a bulk operation: use one of {', '.join(BulkKind.values)}."
+            f"{kind!r} is not a bulk operation: use one of {', '.join(DEAD_LETTER_KINDS)}."
         )
     if selection.argument:
         raise InvalidMessage(
@@ -148,12 +155,20 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
     )
     others = selection.narrowed(topic="")
     words = "" if selection.topic and others.is_everything else others.in_words()
+    return order_once(operation, user, reason, topic=selection.topic, selection=words)
+
+
+def order_once(operation: BulkOperation, user: User, reason: str, **fields: Any) -> BulkOperation:
+    """Store an operation, once for its token. Raises InvalidMessage for a token that has ordered
+    something else."""
     try:
-        order(operation, user.get_username(), clean(reason), topic=selection.topic, selection=words)
+        order(operation, user.get_username(), clean(reason), **fields)
     except IntegrityError:
-        if token is None:
+        if operation.token is None:
             raise
-        before: BulkOperation = BulkOperation.objects.get(token=token, dry_run=dry_run)
+        before: BulkOperation = BulkOperation.objects.get(
+            token=operation.token, dry_run=operation.dry_run
+        )
         if _ordered(before) != _ordered(operation):
             raise InvalidMessage(
                 "This form has already ordered something else. Open it again."
@@ -162,9 +177,10 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
     return operation
 
 
-def _ordered(operation: BulkOperation) -> tuple[str, str, str, Any, Any]:
+def _ordered(operation: BulkOperation) -> tuple[Any, ...]:
     options = json.loads(operation.options)
-    return operation.kind, operation.selection, operation.reason, options["delay"], options["rate"]
+    named = [options.get(name) for name in ("delay", "rate", "by", "to")]
+    return operation.kind, operation.selection, operation.reason, *named
 
 
 def cancel(user: User, pk: int) -> None:
@@ -223,7 +239,7 @@ class Progress:
     left: float | None
     """Seconds that the rest takes at this rate; None when it is not known."""
     options: Mapping[str, Any]
-    """delay and rate, when they were given."""
+    """delay, rate, by and to, when they were given."""
     words: str
     """The selection in words."""
 
@@ -234,7 +250,10 @@ def progress(operation: BulkOperation) -> Progress:
     status = BulkStatus(operation.status)
     skipped: dict[str, int] = json.loads(operation.skipped)
     total = operation.total
-    changed = (total or 0) if operation.dry_run else operation.count  # a dry run only counts
+    kind = BulkKind(operation.kind) if operation.kind in BulkKind.values else None
+    is_of_waiting = kind is not None and kind.is_of_waiting
+    # A dry run on dead letters only counts.
+    changed = (total or 0) if operation.dry_run and not is_of_waiting else operation.count
     done = changed + sum(n for why, n in skipped.items() if why not in NOT_MEANT)
     done = done if total is None else min(done, total)
     took = None
@@ -245,7 +264,7 @@ def progress(operation: BulkOperation) -> Progress:
     runs = status is BulkStatus.RUNNING
     words = operation.selection
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
-        words = Selection.decode(words).in_words()
+        words = (WaitingSelection if is_of_waiting else Selection).decode(words).in_words()
     return Progress(
         is_alive=runs or status is BulkStatus.WAITING,
         is_untaken=status is BulkStatus.WAITING and at - waits_since > UNTAKEN_AFTER,
@@ -262,7 +281,7 @@ def progress(operation: BulkOperation) -> Progress:
         options={
             name: value
             for name, value in decoded(operation.options).items()
-            if value and name in ("delay", "rate")
+            if value and name in ("delay", "rate", "by", "to")
         },
         words=words,
     )

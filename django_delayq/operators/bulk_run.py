@@ -34,6 +34,7 @@ from ..models import (
     OutboxMessage,
     OutboxStatus,
 )
+from ..outbox.existing import check_existing
 from .replayer import Edit, Replayer
 from .walk import PAGE, Walk
 
@@ -68,7 +69,7 @@ class BulkRun:
     def __init__(
         self,
         operation: BulkOperation,
-        rest: Callable[[float], object] = lambda seconds: None,
+        rest: Callable[..., object] = lambda seconds, least=0.0: None,
     ) -> None:
         self.operation = operation
         self.alias = get_settings().database
@@ -76,6 +77,8 @@ class BulkRun:
         self._ours = BulkOperation.objects.filter(
             pk=operation.pk, status=BulkStatus.RUNNING, worker=operation.worker
         )
+        # Somebody may have cancelled it. Who takes it over writes another name.
+        self._in_hand = BulkOperation.objects.filter(pk=operation.pk, worker=operation.worker)
         self._rest = rest
         self._began_at = time.monotonic()
         self._skipped_before = Counter(decoded(operation.skipped))
@@ -93,18 +96,37 @@ class BulkRun:
     def wait(self) -> None:
         """Pause until another process has done something. Raises Stopped."""
         self.write()
-        self._rest(FULL_STREAM_PAUSE)
+        self._rest(0.0, least=FULL_STREAM_PAUSE)
 
-    def enter(self, count: int, position: int, skipped: Counter[str]) -> None:
+    def await_archiver(self, topic: str) -> None:
+        """Pause until the archiver has caught up: a full stream would hold the topic. Raises
+        Stopped."""
+        while topics.topic_stats(topic).finished > get_settings().finished_limit // 2:
+            self.wait()
+
+    def hold(self) -> None:
+        """Begin a transaction that notes what Redis has done already. Raises Stopped when another
+        process has taken over."""
+        if not self._in_hand.update(alive_at=timezone.now()):
+            raise Stopped
+
+    def enter(
+        self, count: int, position: int, skipped: Counter[str], *, is_done: bool = False
+    ) -> None:
         """Before the commit: `count` more messages are changed, and all rows up to `position` are
-        dealt with."""
+        dealt with. `is_done`: also when the operation was cancelled, because Redis has changed
+        them."""
         if self._action:
             self._action.add(count)
-        self.write(
-            count=F("count") + count,
-            position=position,
-            skipped=json.dumps(self._skipped_before + skipped),
-        )
+        changes = {
+            "count": F("count") + count,
+            "position": position,
+            "skipped": json.dumps(self._skipped_before + skipped),
+        }
+        if is_done:
+            self._in_hand.update(**changes)
+        else:
+            self.write(**changes)
 
     def purged(self, count: int) -> None:
         """Count messages that Redis has ended, also when the operation is cancelled."""
@@ -154,8 +176,8 @@ class BulkRun:
 
 
 def run_stored(run: BulkRun) -> None:
-    """Run an operation that a page has ordered, or go on where another worker has left it. Raises
-    Stopped, and InvalidMessage for what this version does not know."""
+    """Run an operation on dead letters, or a purge, that a page has ordered, or go on where another
+    worker has left it. Raises Stopped, and InvalidMessage for what this version does not know."""
     operation = run.operation
     if operation.kind not in BulkKind.values:
         raise InvalidMessage(f"This version does not know the bulk operation {operation.kind!r}.")
@@ -202,17 +224,12 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
     if not fields:
         words = [_in_words(rows), "force" if force else "", f"limit {limit:,}" if limit else ""]
         fields = {"selection": ", ".join(filter(None, words))}
-    now = timezone.now()
     operation = BulkOperation(
         kind=kind,
-        in_place=True,
         selection=fields["selection"][:2_000],
         options=json.dumps({"delay": delay_ms / 1000, "rate": rate}),
         cutoff=walk.last,
-        status=BulkStatus.RUNNING,
-        worker=f"{socket.gethostname()}:{os.getpid()}"[:200],
-        started_at=now,
-        alive_at=now,
+        **_begun_here(),
     )
     action = order(operation, by, reason, **fields)
     assert action is not None
@@ -234,6 +251,40 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
         raise
     action.refresh_from_db(using=run.alias, fields=["finished_at"])
     return so_far()
+
+
+def purge_in_place(topic: str, reason: str) -> int:
+    """Order a purge, and run it here. Returns how many messages it has cancelled."""
+    operation = BulkOperation(
+        kind=BulkKind.PURGE,
+        selection=Selection(topic=check_existing(topic)).encode(),
+        **_begun_here(),
+    )
+    order(operation, "", reason.replace("\0", " "), topic=topic)
+    run, done = BulkRun(operation), 0
+    try:
+        for count in topics.purge_batches(topic, reason):
+            run.purged(count)
+            done += count
+            run.write()
+    except BaseException as error:
+        run.fail(error)
+        raise
+    run.counted(done)
+    run.close(Counter())
+    return done
+
+
+def _begun_here() -> dict[str, Any]:
+    """Fields of an operation that this process orders and runs."""
+    now = timezone.now()
+    return {
+        "in_place": True,
+        "status": BulkStatus.RUNNING,
+        "worker": f"{socket.gethostname()}:{os.getpid()}"[:200],
+        "started_at": now,
+        "alive_at": now,
+    }
 
 
 def order(operation: BulkOperation, by: str, reason: str, **fields: Any) -> OperatorAction | None:
@@ -281,7 +332,7 @@ def _purge(run: BulkRun) -> None:
     """Cancel as many messages as waited in the topic, in Redis and in the outbox, when the first
     worker took the operation: those that are due first. A kill between a batch of 500 and its count
     leaves that batch uncounted."""
-    operation, settings = run.operation, get_settings()
+    operation = run.operation
     topic = Selection.decode(operation.selection).topic
     if operation.total is None:
         waiting = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).count()
@@ -292,8 +343,7 @@ def _purge(run: BulkRun) -> None:
         for count in topics.purge_batches(topic, operation.reason[:200], left):
             run.purged(count)
             run.rest()
-            while topics.topic_stats(topic).finished > settings.finished_limit // 2:
-                run.wait()  # for the archiver: a full stream would hold the topic
+            run.await_archiver(topic)
             run.write()  # before the next batch: the operation may be cancelled, or another's
     run.close(Counter())
 

@@ -10,17 +10,18 @@ from datetime import timedelta
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connections
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from ..core.conf import get_settings
 from ..core.database import reached
 from ..core.exceptions import DelayQError, StoreError
 from ..core.service import Service
-from ..models import BulkOperation, BulkStatus
+from ..models import BulkKind, BulkOperation, BulkStatus
 from ..store.store import RedisStore
 from .bulk import SILENT_AFTER
 from .bulk_run import BulkRun, Stopped, error_words, run_stored
+from .bulk_waiting import run_waiting
 
 logger = logging.getLogger("delayq.worker")
 
@@ -45,9 +46,10 @@ class BulkRunner(Service):
     ) -> None:
         super().__init__()
         self._store = store
-        self._worker = f"{name}:{secrets.token_hex(2)}"[:200]
+        self.worker = f"{name}:{secrets.token_hex(2)}"[:200]
         self._tasks_run = tasks_run
         self._is_idle = False
+        self._report: Callable[[], object] | None = None
         self.ended = 0
 
     @property
@@ -64,29 +66,38 @@ class BulkRunner(Service):
         """Run one operation to its end. Raises StoreUnavailable and DatabaseUnavailable: it is
         tried again."""
         with reached():
-            operation = self._take()
+            operation = self._take(BulkOperation.objects.all())
             if operation is not None:
                 self._run(operation)
         self._is_idle = operation is None
         return self.interval if operation is None else 0.0
 
-    def _take(self) -> BulkOperation | None:
-        """Take the oldest operation that waits, or whose worker is silent."""
+    def run_this(self, pk: int, report: Callable[[], object]) -> bool:
+        """Run this operation to its end, unless another process runs it. Returns whether it was
+        taken. `report` is called after each step. Raises what run_once() does."""
+        self._report = report
+        with reached():
+            operation = self._take(BulkOperation.objects.filter(pk=pk), rested=False)
+            if operation is not None:
+                self._run(operation)
+        return operation is not None
+
+    def _take(self, among: QuerySet[BulkOperation], *, rested: bool = True) -> BulkOperation | None:
+        """Take the oldest operation that waits, or whose worker is silent. `rested`: one that had a
+        problem only after a pause."""
         now = timezone.now()
-        silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self._worker)
-        rested = Q(alive_at=None) | Q(alive_at__lt=now - timedelta(seconds=AGAIN))
-        free = (Q(status=BulkStatus.WAITING) & rested) | (Q(status=BulkStatus.RUNNING) & silent)
+        silent = Q(alive_at__lt=now - timedelta(seconds=TAKE_OVER_AFTER)) | Q(worker=self.worker)
+        again = Q(alive_at=None) | Q(alive_at__lt=now - timedelta(seconds=AGAIN)) if rested else Q()
+        free = (Q(status=BulkStatus.WAITING) & again) | (Q(status=BulkStatus.RUNNING) & silent)
         operations = BulkOperation.objects.all()
-        operation: BulkOperation | None = (
-            operations.filter(free, in_place=False).order_by("pk").first()
-        )
+        operation: BulkOperation | None = among.filter(free, in_place=False).order_by("pk").first()
         if operation is None:
             return None
         if not operations.filter(
             pk=operation.pk, status=operation.status, worker=operation.worker
         ).update(
             status=BulkStatus.RUNNING,
-            worker=self._worker,
+            worker=self.worker,
             alive_at=now,
             started_at=operation.started_at or now,
         ):
@@ -98,7 +109,10 @@ class BulkRunner(Service):
         run = BulkRun(operation, self._rest)
         logger.info("bulk operation %d: %s %s", operation.pk, operation.kind, operation.selection)
         try:
-            run_stored(run)
+            if operation.kind in BulkKind.values and BulkKind(operation.kind).is_of_waiting:
+                run_waiting(run)
+            else:
+                run_stored(run)
             self.ended += 1
         except Stopped:
             run.put_down()
@@ -110,12 +124,16 @@ class BulkRunner(Service):
                 logger.exception("bulk operation %d failed", operation.pk)
             run.fail(error)
 
-    def _rest(self, seconds: float) -> None:
-        """After a batch that took so long. Raises Stopped when this process ends."""
+    def _rest(self, seconds: float, *, least: float = 0.0) -> None:
+        """After a batch that took so long, at least so long. Raises Stopped when this process
+        ends."""
+        if self._report:
+            self._report()
         # Where one writer locks out all others (SQLite), they get as much time as the batch took.
         alone = not connections[get_settings().database].features.has_select_for_update
         rest = REST if self._tasks_run() else 1.0 if alone else 0.0
-        if rest and not self.stopping:
-            self.sleeper.wait(min(LONGEST_REST, seconds * rest))
+        pause = max(least, min(LONGEST_REST, seconds * rest))
+        if pause and not self.stopping:
+            self.sleeper.wait(pause)
         if self.stopping:
             raise Stopped

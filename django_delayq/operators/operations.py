@@ -109,6 +109,13 @@ def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None
         changes.cancel(topic, None, message_id, _AT_ONCE)
 
 
+def cancel_running(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
+    """Cancel a message at once, also while it runs. Raises MessageNotFound."""
+    require(user, "cancel_message")
+    with _recorded(user, "cancel running", reason, topic=topic, message_id=message_id):
+        changes.cancel(topic, None, message_id, _AT_ONCE._replace(running=True))
+
+
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
     require(user, "cancel_message")

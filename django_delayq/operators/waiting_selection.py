@@ -1,35 +1,41 @@
-"""Reads and cancels the waiting messages that a selection names by topic, task, key prefix and due
-time, in Redis and in the outbox."""
+"""Selects waiting messages by topic, task, key prefix, due time and argument, and reads them, in
+Redis and in the outbox."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from datetime import datetime
+from functools import cached_property
+from typing import Any
 
-from ..client import changes
+import msgspec
+
+from ..archive.argument_match import ArgumentMatch
 from ..client.topics import list_messages
 from ..core.cursors import cursor_of
+from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import Message, Page, check_key
-from ..core.present import counted
-from ..core.times import aware, epoch_us, from_ms
-from ..models import OperatorAction
+from ..core.times import aware, epoch_us
 from ..outbox.existing import check_existing, every_topic
 from ..outbox.listing import list_outbox
-from ..store import get_store
 from ..store.client import BATCH
-from ..tasks.options import ChangeOptions
-from .operations import User, clean, require
 
 #: Where a selection is read, in this order. A message that the relay sends meanwhile is met in
 #: Redis.
 PLACES = {"outbox": (list_outbox, 2**63 - 1), "redis": (list_messages, 2**128 - 1)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class WaitingSelection:
-    """Each part that is given narrows it down. An empty selection is all that waits."""
+class WaitingSelection(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    dict=True,
+):
+    """Waiting messages. Each part that is given narrows them down; an empty selection is all that
+    waits. Raises InvalidKey and InvalidMessage."""
 
     topic: str = ""
     task: str = ""
@@ -40,14 +46,33 @@ class WaitingSelection:
     """Due then or later; aware."""
     until: datetime | None = None
     """Due before then; aware."""
+    argument: str = ""
+    """`name` or `a.b` of an argument; `args.0` for a positional one."""
+    value: str = ""
+    """What that argument is, as JSON or as a plain word."""
 
     def __post_init__(self) -> None:
         if self.key_prefix:
             check_key(self.key_prefix)
+        if any("\0" in part for part in (self.topic, self.task, self.argument, self.value)):
+            raise InvalidMessage("A name or a value cannot contain the character 0.")
+        if self.value and not self.argument:
+            raise InvalidMessage("value needs the name of the argument.")
+        if self.since and self.until and aware(self.since) >= aware(self.until):
+            raise InvalidMessage("The period ends before it begins.")
+
+    @property
+    def is_whole_topic(self) -> bool:
+        """Whether nothing but a topic narrows it down, or nothing at all."""
+        return self == WaitingSelection(topic=self.topic)
+
+    def narrowed(self, **changes: Any) -> WaitingSelection:
+        """The same with other parts. Raises InvalidMessage."""
+        return msgspec.structs.replace(self, **changes)
 
     def topics(self) -> list[str]:
         """The topics that have to be read. Raises UnknownTopic."""
-        return [check_existing(self.topic)] if self.topic else every_topic()
+        return [check_existing(self.topic)] if self.topic else sorted(every_topic())
 
     def fits(self, message: Message) -> bool:
         """Whether a message of one of these topics belongs to it."""
@@ -56,14 +81,35 @@ class WaitingSelection:
             and (not self.key_prefix or (message.key or "").startswith(self.key_prefix))
             and (self.since is None or message.due_at >= aware(self.since))
             and (self.until is None or message.due_at < aware(self.until))
+            and (
+                not self.argument
+                or self._argument.is_in(message.task, list(message.args), dict(message.kwargs))
+            )
         )
 
+    @cached_property
+    def _argument(self) -> ArgumentMatch:
+        return ArgumentMatch.read(self.argument, self.value)
+
+    def encode(self) -> str:
+        """As JSON, with what is given only."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> WaitingSelection:
+        """From encode(). Raises InvalidMessage."""
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, InvalidKey) as error:
+            raise InvalidMessage(f"{text!r:.200} is not a selection: {error}") from error
+
     def in_words(self) -> str:
-        """One line for people."""
+        """One line for people, also for those who may not see arguments."""
         named = {"topic": self.topic, "task": self.task, "key prefix": self.key_prefix}
         words = [f"{name} {value}" for name, value in named.items() if value]
         words += [f"due since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
         words += [f"due before {self.until.isoformat(' ', 'seconds')}"] if self.until else []
+        words += [f"argument {self.argument} = …"] if self.argument else []
         return ", ".join(words) or "everything"
 
 
@@ -99,49 +145,3 @@ def waiting_messages(selection: WaitingSelection) -> Iterator[Message]:
 
     sources = [of(topic, place) for topic in selection.topics() for place in PLACES]
     return heapq.merge(*sources, key=lambda message: (message.due_at, message.id))
-
-
-@dataclass(kw_only=True)
-class Cancelled:
-    """What cancel_waiting() has done so far."""
-
-    count: int = 0
-    """Messages that are cancelled."""
-    skipped: int = 0
-    """Messages that a worker took, or that ended, before they could be cancelled."""
-
-    def __str__(self) -> str:
-        skipped = f"; {self.skipped:,} started or ended before" if self.skipped else ""
-        return f"cancelled {counted(self.count, 'message')}{skipped}"
-
-
-def cancel_waiting(
-    user: User,
-    selection: WaitingSelection,
-    *,
-    reason: str = "",
-    progress: Callable[[Cancelled], object] = lambda so_far: None,
-) -> Cancelled:
-    """Cancel the messages that fit and were enqueued before this call. `progress` is called after
-    each of them. Done again after a kill, it goes on.
-
-    One message costs a round trip to Redis and a query. Raises NotPermitted and UnknownTopic, and
-    StoreUnavailable: what was cancelled before that stays cancelled.
-    """
-    require(user, "bulk_operate", "cancel_message")
-    how = ChangeOptions(missing_ok=True, after_commit=False, on_redis_error="raise")
-    words = replace(selection, topic="").in_words()
-    done, began_at = Cancelled(), from_ms(get_store().clock_ms())
-    with OperatorAction.recorded(
-        "cancel", user.get_username(), clean(reason), topic=selection.topic, selection=words
-    ) as action:
-        for message in waiting_messages(selection):
-            if message.enqueued_at > began_at:
-                continue
-            is_cancelled = changes.cancel(message.topic, None, message.id, how)
-            done.count += is_cancelled
-            done.skipped += not is_cancelled
-            if is_cancelled:
-                action.add(1)
-            progress(done)
-    return done

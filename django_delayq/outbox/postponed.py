@@ -9,7 +9,7 @@ was enqueued later is left alone, as far as clocks tell (CLOCK_ERROR_US).
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from django.db import Error, connections, transaction
@@ -234,6 +234,39 @@ def moved_in_redis(topic: str, identity: bytes, due_ms: int) -> None:
         status=OutboxStatus.WAITING, relay_at_ms=outbox.redis_now_ms()
     )
     rows.update(status=OutboxStatus.SENT, relay_at_ms=outbox.redis_now_ms() + outbox.patience_ms())
+
+
+def all_cancelled_in_redis(rows: Sequence[OutboxMessage], reason: str) -> None:
+    """cancelled_in_redis() for many rows of just these lives, in the caller's transaction."""
+    pks = [row.pk for row in _locked_lives(rows)]
+    OutboxMessage.objects.filter(pk__in=pks).update(
+        status=OutboxStatus.CANCELLED,
+        reason=reason[:200],
+        changed_at_us=APPLIED,
+        relay_at_ms=outbox.redis_now_ms() + outbox.patience_ms(),
+    )
+
+
+def all_moved(moves: Sequence[tuple[OutboxMessage, int]]) -> None:
+    """Give rows another due time in ms, in the caller's transaction. Redis does not have them, or
+    has moved them already."""
+    to = {row.pk: due_ms for row, due_ms in moves}
+    rows = _locked_lives([row for row, _ in moves])
+    for row in rows:
+        move(row, to[row.pk])
+        if row.status == OutboxStatus.WAITING:
+            row.relay_at_ms = outbox.next_relay_ms(row.due_at_ms)
+    fields = ["due_at_ms", "expires_at_ms", "moved_to_ms", "relay_at_ms"]
+    OutboxMessage.objects.bulk_update(rows, fields, batch_size=100)
+
+
+def _locked_lives(rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
+    """The rows as they are now, if they are still about the same lives."""
+    lives = {row.pk: row.enqueued_at_us for row in rows}
+    if not lives:
+        return []
+    locked_rows = OutboxMessage.objects.filter(pk__in=lives).select_for_update().order_by("pk")
+    return [row for row in locked_rows if row.enqueued_at_us == lives[row.pk]]
 
 
 def relay_soon(topic: str, identity: bytes) -> None:

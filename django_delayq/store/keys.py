@@ -39,6 +39,9 @@ from typing import NamedTuple
 #: In place of a topic in a hint: each worker reads whether it is quiet. No topic can have this
 #: name.
 QUIET_HINT = "!quiet"
+#: In place of a topic in a hint: the message whose id stands, as a number, in place of that of a
+#: partition was cancelled while it ran.
+CANCELLED_HINT = "!cancelled"
 
 
 class Partition(NamedTuple):

@@ -9,11 +9,18 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from ..core.conf import Settings
-from ..core.exceptions import MessageChanged, MessageNotFound, MessageRunning, NotReplicated
+from ..core.exceptions import (
+    MessageChanged,
+    MessageNotFound,
+    MessageRunning,
+    NotReplicated,
+    StoreError,
+)
 from ..core.limits import TopicLimits
 from ..core.message import Found, lane_sent
 from ..core.times import When
@@ -197,6 +204,16 @@ class RedisStore:
         candidates = self.partitions.candidates(topic, message_id)
         words = {self.cancel_in(partition, [message_id])[0] for partition in candidates}
         return next((word for word in ("RUNNING", "OK") if word in words), "NOT_FOUND")
+
+    def cancel_running(self, topic: str, message_id: bytes) -> bool:
+        """Leased -> cancelled in every partition that can have it. Returns whether there was a
+        lease. Its holder hears of it (a hint), or notices when it extends the lease."""
+        candidates = self.partitions.candidates(topic, message_id)
+        words = {self.cancel_running_in(partition, message_id) for partition in candidates}
+        if "OK" in words:
+            with suppress(StoreError):  # only a hint
+                self.workers.hint_cancelled(message_id)
+        return "OK" in words
 
     def reschedule(self, topic: str, message_id: bytes, when: When) -> int | None:
         """Delayed -> delayed with another due time, which is returned, in every partition that can
@@ -450,11 +467,14 @@ class RedisStore:
         ]
         return self._fenced("put_off", partition, args, [item[0] for item in settled], repeated)
 
-    def extend(self, partition: Partition, leases: Sequence[Lease]) -> Leases:
+    def extend(
+        self, partition: Partition, leases: Sequence[Lease], gone: set[Lease] | None = None
+    ) -> Leases:
         """Leased -> leased for another ttr. Returns the leases that another worker holds now. A
-        lease that is settled is not lost."""
+        lease that is settled is not lost. `gone` gets those whose messages have ended: settled a
+        moment ago, or cancelled."""
         args = [part for lease in leases for part in (lease.id, lease.token, lease.ttr_ms)]
-        return self._fenced("extend", partition, args, leases, True)
+        return self._fenced("extend", partition, args, leases, True, gone=gone)
 
     def progress(self, lease: Lease, progress: bytes, for_ms: int) -> bool:
         """Leased -> leased, with how far its task has come (JSON), kept for so many ms. Returns
@@ -489,6 +509,15 @@ class RedisStore:
         windows = windows_key(self.client.prefix, partition)
         return [word.decode() for word in self.client.call("cancel", partition, args, windows)]
 
+    def cancel_running_in(
+        self, partition: Partition, message_id: bytes, reason: str = "cancelled while it ran"
+    ) -> str:
+        """Leased -> cancelled, its follower too. Returns OK, WAITING or NOT_FOUND."""
+        args = (self._archive(partition), json.dumps({"reason": reason}), message_id)
+        windows = windows_key(self.client.prefix, partition)
+        answer: bytes = self.client.call("cancel_running", partition, args, windows)
+        return answer.decode()
+
     def reschedule_in(
         self, partition: Partition, message_id: bytes, when: When, before_us: int | None = None
     ) -> int:
@@ -502,6 +531,17 @@ class RedisStore:
         if word in (b"NOT_FOUND", b"RUNNING"):
             raise MessageRunning if word == b"RUNNING" else MessageNotFound
         return int(due[0])
+
+    def shift(self, partition: Partition, moves: Sequence[tuple[Life, int, int]]) -> Sequence[str]:
+        """Delayed -> delayed with another due time, for messages that are as they were read: each
+        with its life, the due time that was read and the one to be, in ms. Returns OK, RUNNING,
+        NOT_FOUND or CHANGED for each."""
+        args = [
+            part
+            for life, due_ms, to_ms in moves
+            for part in (life.id, life.stamp_us.to_bytes(8, "big"), due_ms, to_ms)
+        ]
+        return [word.decode() for word in self.client.call("shift", partition, args)]
 
     def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
         """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED:
@@ -559,16 +599,20 @@ class RedisStore:
         leases: Sequence[Lease],
         repeated: bool,
         *more_keys: str,
+        gone: set[Lease] | None = None,
     ) -> Leases:
         """Call a script of lease holders. Returns the leases that are really lost, and marks them.
 
-        In a repeated call, settled or gone means that the first call did it.
+        In a repeated call, settled or gone means that the first call did it; `gone` gets the
+        latter.
         """
         if not leases:
             return []
         fine = {"SETTLED", "GONE"} if repeated else set()
         words = _words(self.client.call(name, partition, args, *more_keys))
         lost = [leases[index] for index, word in words.items() if word not in fine]
+        if gone is not None:
+            gone.update(leases[index] for index, word in words.items() if word == "GONE")
         for lease in lost:
             lease.lost = True
         return lost

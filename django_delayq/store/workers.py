@@ -57,6 +57,11 @@ class Workers:
         hint = f"{keys.QUIET_HINT}:0:0"
         self._client.command("PUBLISH", keys.wakeups_channel(self._client.prefix), hint)
 
+    def hint_cancelled(self, message_id: bytes) -> None:
+        """Tell the worker that runs the message that it was cancelled."""
+        hint = f"{keys.CANCELLED_HINT}:{int.from_bytes(message_id, 'big')}:0"
+        self._client.command("PUBLISH", keys.wakeups_channel(self._client.prefix), hint)
+
     def is_quiet(self, worker: str) -> bool:
         """Whether the worker is to claim nothing."""
         return bool(self._client.command("HEXISTS", keys.quiet_key(self._client.prefix), worker))

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from ..core.exceptions import DelayQError, UndecodableMessage
+from ..core.exceptions import DelayQError, InvalidMessage, LeaseLost, UndecodableMessage
 from ..core.message import ATTEMPTS, Found, Message, State, task_code_of
 from ..core.present import view
 from ..core.task_report import TaskProgress, TaskReport, checked_progress
+from ..core.times import Duration, duration_ms
 from ..store import get_store
 from ..store.lease import Lease
 from . import registry
@@ -26,6 +27,8 @@ logger = logging.getLogger("delayq.worker")
 PROGRESS_INTERVAL = 0.5
 #: Redis forgets a progress that was not renewed for so many ms.
 PROGRESS_TTL_MS = 3_600_000
+#: Most that extend() gives, as for max_runtime.
+MOST_RUNTIME_MS = 7 * 86_400_000
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody
 #: asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
@@ -80,7 +83,8 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         Raises InvalidMessage for what is no number or no text.
         """
         report = self.lease.report = self.lease.report or TaskReport()
-        report.progress = checked_progress(done, total, note, self.attempt)
+        progress = checked_progress(done, total, note, self.attempt)
+        report.keep_progress(progress)
         now = time.monotonic()
         if now - report.sent_at < PROGRESS_INTERVAL and done != total:
             return
@@ -88,9 +92,24 @@ class CurrentMessage(Message, frozen=True, kw_only=True):
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            _send_progress(self.lease, report.progress)
+            _send_progress(self.lease, progress)
         else:
-            loop.run_in_executor(None, _send_progress, self.lease, report.progress)
+            loop.run_in_executor(None, _send_progress, self.lease, progress)
+
+    def extend(self, duration: Duration) -> None:
+        """Let this run go on for so long from now (timedelta or seconds, 1 s to 7 days), beyond its
+        `max_runtime`. Never shortens it.
+
+        The worker extends the lease by itself as long as the run may go on. Raises LeaseLost when
+        the lease has ended, and InvalidMessage for what is no such duration.
+        """
+        milliseconds = duration_ms(duration, "extend()")
+        if not 1000 <= milliseconds <= MOST_RUNTIME_MS:
+            raise InvalidMessage(f"extend() takes from 1 to 604,800 seconds, not {duration!r:.80}.")
+        if self.lease_lost:
+            raise LeaseLost
+        report = self.lease.report = self.lease.report or TaskReport()
+        report.allow(milliseconds / 1000)
 
 
 def _send_progress(lease: Lease, progress: TaskProgress) -> None:

@@ -76,8 +76,15 @@ class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     a function that is called with the arguments and returns the key, or None for none. Default: no
     key."""
     max_runtime: Duration | None
-    """How long a run may take, 1 s to 7 days. After it the message runs again elsewhere. Default:
-    `MAX_RUNTIME`."""
+    """How long a run may take, 1 s to 7 days. After it a coroutine is cancelled, an isolated run is
+    killed, and the message of a thread runs again elsewhere. Default: `MAX_RUNTIME`."""
+    isolate: bool
+    """Run in a child process of the worker, which is killed at `max_runtime`, at `memory_limit`,
+    and when the message is cancelled. Not for `async def`, nor with `exactly_once`. Default
+    False."""
+    memory_limit: int | str | None
+    """With `isolate`: how much memory the child process may have, in bytes or as `"512MiB"` or
+    `"2GiB"`, 64 MiB to 1 TiB. Measured on Linux only. Default: no limit."""
     backoff: Backoff | Sequence[Duration] | Duration
     """Wait between attempts: a function of the number of failures, a list of waits, or one wait.
     Default: exponential()."""
@@ -153,6 +160,8 @@ class Options:
     on_redis_error: Literal["spill", "raise"] | None = None
     exactly_once: bool = False
     result: bool = False
+    isolate: bool = False
+    memory_limit: int | None = None
     rate: str | None = None
     concurrency: int | None = None
     limit_by: str | None = None
@@ -167,9 +176,19 @@ class Options:
         key, elsewhere = options.get("key"), {"key", *RecurrenceOptions.__annotations__}
         given = {name: value for name, value in options.items() if name not in elsewhere}
         declared = cls()._with(given, _OF_TASK)
+        declared._check_isolation()
         if declared.limit_by is not None and not declared.rule.holds_back:
             raise InvalidMessage("limit_by says what a limit counts by: give rate or concurrency.")
         return declared if key is None else replace(declared, key_maker=KeyMaker(key))
+
+    def _check_isolation(self) -> None:
+        if self.memory_limit is not None and not self.isolate:
+            raise InvalidMessage("memory_limit is of a child process: give isolate=True too.")
+        if self.isolate and self.exactly_once:
+            raise InvalidMessage(
+                "isolate does not go with exactly_once: the transaction is one of the worker's "
+                "process."
+            )
 
     @property
     def rule(self) -> LimitRule:
@@ -237,6 +256,8 @@ _ELSEWHERE = {
     "autoretry_for": "retry_for",
     "timeout": "max_runtime",
     "time_limit": "max_runtime",
+    "soft_time_limit": "max_runtime",
+    "max_memory": "memory_limit",
     "visibility_timeout": "ttr",
     "unique_key": "key",
     "task_id": "key, or id",
@@ -277,6 +298,18 @@ def _duration(name: str, high_s: int, value: Any) -> int:
     if not 1000 <= milliseconds <= high_s * 1000:
         raise InvalidMessage(f"{name} must be from 1 to {high_s:,} seconds, not {value!r}.")
     return milliseconds
+
+
+def _memory_limit(value: Any) -> int:
+    limit = value
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,7}) ?(MiB|GiB)", value)):
+        limit = int(match[1]) << (20 if match[2] == "MiB" else 30)
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 << 26 <= limit <= 1 << 40:
+        raise InvalidMessage(
+            'memory_limit is a number of bytes, or text such as "512MiB" or "2GiB", from 64 MiB to '
+            f"1 TiB, not {value!r:.80}."
+        )
+    return limit
 
 
 def _rate(value: Any) -> str:
@@ -375,6 +408,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "on_redis_error": ("on_redis_error", partial(_choice, "on_redis_error", ("spill", "raise"))),
     "exactly_once": ("exactly_once", partial(_boolean, "exactly_once")),
     "result": ("result", partial(_boolean, "result")),
+    "isolate": ("isolate", partial(_boolean, "isolate")),
+    "memory_limit": ("memory_limit", _memory_limit),
     "rate": ("rate", _rate),
     "concurrency": ("concurrency", partial(_whole, "concurrency", MAX_CONCURRENCY)),
     "limit_by": ("limit_by", _limit_by),
@@ -393,3 +428,5 @@ class ChangeOptions(NamedTuple):
     """Alias of the transaction to wait for."""
     on_redis_error: str | None = None
     """spill: the outbox keeps what Redis cannot take. raise: it is an error."""
+    running: bool = False
+    """Of a cancel: end also a message that runs, at once. The other three do not matter then."""

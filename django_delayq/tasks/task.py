@@ -60,6 +60,11 @@ class Definition:
         return iscoroutinefunction(self.func)
 
     @cached_property
+    def runs_apart(self) -> bool:
+        """Whether a run needs more than a call: a transaction or a child process."""
+        return self.options.exactly_once or self.options.isolate
+
+    @cached_property
     def signature(self) -> inspect.Signature:
         """What a call takes."""
         return inspect.signature(declaring(self.func), follow_wrapped=False)
@@ -105,6 +110,11 @@ class Definition:
             raise InvalidTask(
                 f"{self.name} is async def, and Django has no transactions for those: exactly_once "
                 "needs a def task."
+            )
+        if self.options.isolate and self.is_async:
+            raise InvalidTask(
+                f"{self.name} is async def, and isolate needs a def task. The event loop cancels a "
+                "coroutine at its max_runtime anyway; asyncio.run() in a def task runs one apart."
             )
         unknown = {*names_in(self.options.limit_by or "")} - self.signature.parameters.keys()
         if unknown:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 import time
 import traceback as tracebacks
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from asgiref.sync import sync_to_async
 
@@ -19,6 +20,7 @@ from ..core.connections import close_all, close_broken
 from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
+    IsolatedRunFailed,
     NewerRecord,
     Reject,
     Retry,
@@ -35,7 +37,7 @@ from ..tasks import context, registry
 from ..tasks.context import running
 from ..tasks.naming import kept_task_name
 from ..tasks.task import Task
-from .outcome import Outcome, Result
+from .outcome import ClassifiedElsewhere, Outcome, Result
 from .resolved import Resolved, refuse_unrun
 from .shared import Shared
 
@@ -74,10 +76,29 @@ _REASONS: dict[type[DelayQError], str] = {
 _ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
 
 
+class ChildProcesses(Protocol):
+    """Run the messages of isolated tasks: see isolated/isolation.py."""
+
+    def run(self, lease: Lease, resolved: Resolved) -> None:
+        """Raises what ends the attempt."""
+
+    def warm_up(self) -> None:
+        """Start a child before there is a message."""
+
+    def stop(self) -> Collection[Lease]:
+        """Kill all. Returns the leases whose runs end by that."""
+
+
 class Executor:
     """Turns a lease into an outcome. Knows neither Redis nor threads."""
 
-    def __init__(self, shared: Shared, settle: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        settle: Callable[[Outcome], None],
+        *,
+        isolate: Callable[[Shared], ChildProcesses] | None = None,
+    ) -> None:
         self._shared = shared
         self._settings = shared.settings
         self._clock = shared.clock
@@ -92,6 +113,11 @@ class Executor:
             middleware = Middleware(self._settings.middleware)
             self._call, self._start = middleware.call, middleware.start
         context.worker_name = shared.name
+        self._isolate = isolate
+        """Makes the child processes of isolated tasks. None: these run as others do, in a child
+        process itself, and in tests."""
+        self._isolating = threading.Lock()
+        self._made: ChildProcesses | None = None
 
     def run(self, lease: Lease) -> None:
         """Run a `def` task on this thread. Never raises: whatever happens becomes the outcome."""
@@ -119,6 +145,20 @@ class Executor:
         except BaseException as error:
             outcome = self._fail(lease, error)
         self._settle(outcome)
+
+    def warm_up(self, topics: Collection[str]) -> None:
+        """Start a child process if one of the topics has isolated tasks: the first message need not
+        wait until it has loaded the project."""
+        declared = [task.definition.options for task in registry.by_name.values()]
+        isolated = [options for options in declared if options.isolate]
+        if self._isolate and any(options.topic in topics for options in isolated):
+            self._children(self._isolate).warm_up()
+
+    def stop_children(self) -> Collection[Lease]:
+        """Kill the child processes. Returns the leases whose runs end by that: the threads that
+        wait for them release their messages."""
+        with self._isolating:
+            return () if self._made is None else self._made.stop()
 
     async def close_connections(self) -> None:
         """Close the database connections of the thread that coroutines use, if there was any
@@ -156,8 +196,8 @@ class Executor:
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
         try:
-            if resolved.task.definition.options.exactly_once:
-                self._perform_once(lease, partial(self._run_def, lease, resolved))
+            if resolved.task.definition.runs_apart:
+                self._perform_apart(lease, resolved)
             else:
                 self._run_def(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
@@ -173,6 +213,20 @@ class Executor:
             refuse_unrun(resolved.task.name, result)
         if resolved.task.definition.options.result:
             keep_result(lease, result, self._settings.body_limit)
+
+    def _perform_apart(self, lease: Lease, resolved: Resolved) -> None:
+        if resolved.task.definition.options.exactly_once:
+            self._perform_once(lease, partial(self._run_def, lease, resolved))
+        elif self._isolate is not None:
+            self._children(self._isolate).run(lease, resolved)
+        else:
+            self._run_def(lease, resolved)
+
+    def _children(self, isolate: Callable[[Shared], ChildProcesses]) -> ChildProcesses:
+        """The child processes of this worker, made for the first message that needs one."""
+        with self._isolating:
+            self._made = self._made or isolate(self._shared)
+            return self._made
 
     def _perform_once(self, lease: Lease, run: Callable[[], object]) -> None:
         perform_once = self._shared.perform_once
@@ -212,12 +266,15 @@ class Executor:
         if error is None:
             return Outcome(lease, task, Result.ACKED, time.monotonic())
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
+        if isinstance(error, ClassifiedElsewhere):
+            return error.apply_to(outcome)
         if isinstance(error, Reject):
             outcome.reason = _message(error)
             return outcome
         outcome.error = None if isinstance(error, Snooze) else error
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
-        outcome.traceback = _traceback(error)
+        stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
+        outcome.traceback = stack or _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
         try:
             if isinstance(error, Snooze):

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from ..core.service import Service
 from ..store.hints import HintStream
-from ..store.keys import QUIET_HINT, Partition
+from ..store.keys import CANCELLED_HINT, QUIET_HINT, Partition
 from .shared import Shared
 
 
 class Listener(Service):
-    """Passes `topic:p:due_at_ms` on to the dispatcher, and `quiet` hints to the heartbeat."""
+    """Passes `topic:p:due_at_ms` on to the dispatcher, `quiet` hints to the heartbeat, and those of
+    cancelled messages to the lease keeper."""
 
     name = "listener"
 
@@ -21,11 +22,13 @@ class Listener(Service):
         shared: Shared,
         hint: Callable[[Partition | None, float], None],
         check_quiet: Callable[[], None],
+        check_lease: Callable[[bytes], None],
     ) -> None:
         super().__init__()
         self._stream = HintStream(shared.store)
         self._hint = hint
         self._check_quiet = check_quiet
+        self._check_lease = check_lease
 
     def run_once(self) -> float:
         """Wait for one hint. A new connection counts as a hint for every partition, because hints
@@ -38,6 +41,8 @@ class Listener(Service):
         partition, due_ms = heard
         if partition and partition.topic == QUIET_HINT:
             self._check_quiet()
+        elif partition and partition.topic == CANCELLED_HINT:
+            self._check_lease(partition.number.to_bytes(16, "big"))
         else:
             self._hint(partition, due_ms)
         return 0.0

@@ -126,6 +126,21 @@ class Outcome:
         )
 
 
+class ClassifiedElsewhere(Exception):
+    """Stands for what a task has raised in a child process, which has classified it there."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self._fields = fields
+        """Those of the outcome."""
+
+    def apply_to(self, outcome: Outcome) -> Outcome:
+        """The outcome as it was classified."""
+        for name, value in self._fields.items():
+            setattr(outcome, name, value)
+        return outcome
+
+
 class Events(Sequence[Event]):
     """The events of a batch, each built when it is looked at: a receiver that only counts pays for
     no more."""

@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from ..store.lease import Lease
 from ..store.store import RedisStore
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
-from .executor import Executor
+from .executor import ChildProcesses, Executor
 from .heartbeat import Heartbeat
 from .lease_keeper import LeaseKeeper
 from .listener import Listener
@@ -71,7 +71,7 @@ class Worker:
         self.options = options
         self.settled: Counter[Result] = Counter()
         self.settler = Settler(self.shared, self._on_settled)
-        self.executor = Executor(self.shared, self.settler.put)
+        self.executor = Executor(self.shared, self.settler.put, isolate=_child_processes)
         self.pool = ThreadPool(options.concurrency, self.executor.run, self._on_room)
         self.event_loop = EventLoop(
             options.async_concurrency,
@@ -86,7 +86,12 @@ class Worker:
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
         self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
-        self.listener = Listener(self.shared, self.dispatcher.hint, self.heartbeat.check_quiet)
+        self.listener = Listener(
+            self.shared,
+            self.dispatcher.hint,
+            self.heartbeat.check_quiet,
+            self.lease_keeper.check,
+        )
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
@@ -124,9 +129,11 @@ class Worker:
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
         left = [lease for lease in list(self.shared.held) if not lease.lost]
+        stopped = self._stop_children()
         # A task that has overrun its max_runtime counts as a crash when its lease ends. If we gave
         # it back with its attempt, it would hang the next worker, and the next, for ever.
-        self.release([lease for lease in left if not self.lease_keeper.gave_up(lease)])
+        gave_up = self.lease_keeper.gave_up
+        self.release([lease for lease in left if lease not in stopped and not gave_up(lease)])
         deadline = time.monotonic() + 2.0
         while not self.settler.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
@@ -139,6 +146,15 @@ class Worker:
         with suppress(Exception):  # Redis is away: the heartbeat grows old by itself
             self.shared.store.workers.forget(self.shared.name)
         return len(left)
+
+    def _stop_children(self) -> Collection[Lease]:
+        """Kill the isolated runs that are left, before others may run their messages. The threads
+        that wait for them release them."""
+        stopped = self.executor.stop_children()
+        deadline = time.monotonic() + 2.0
+        while any(map(self.runs, stopped)) and time.monotonic() < deadline:
+            self.progress.wait(0.005)
+        return stopped
 
     def release(self, leases: Sequence[Lease], later: bool = False) -> None:
         """Give messages back unrun, their attempt with them: due at once, or in a second or so."""
@@ -228,3 +244,10 @@ class Worker:
         self.on_finished()
         if self.draining or self.options.burst or self.options.max_messages is not None:
             self.progress.wake()
+
+
+def _child_processes(shared: Shared) -> ChildProcesses:
+    """Imported only by a worker that has isolated tasks."""
+    from .isolated.isolation import Isolation
+
+    return Isolation(shared)

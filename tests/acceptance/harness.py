@@ -201,6 +201,17 @@ class Queue:
                 found.append(End(entry[b"id"].hex(), state, reason, error, attempts))
         return found
 
+    def detail_of(self, handle: Handle, topic: str = "default") -> dict[str, Any]:
+        """What the worker reported about the end of the message."""
+        for partition in self.store.partitions.all(topic):
+            for _, entry in self.store.client.redis.xrange(
+                partition_keys(self.prefix, partition)[6]
+            ):
+                if entry[b"id"].hex() == handle.id:
+                    detail: dict[str, Any] = json.loads(entry[b"detail"])
+                    return detail
+        raise KeyError(handle.id)
+
     def acked_once(self, handles: Iterable[Handle], topic: str = "default") -> bool:
         """Whether the finished stream has each message as acked, once, and nothing else."""
         return sorted((end.id, end.state) for end in self.ends(topic)) == sorted(

@@ -27,7 +27,7 @@ def _history() -> int:
     return os.open(os.environ["DELAYQ_TEST_HISTORY"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-def _write(what: str = "start") -> int:
+def write(what: str = "start") -> int:
     """One write() of one line: it is there, whole, even when the process is killed right after.
     Returns the attempt."""
     now, message = time.time(), current_message()
@@ -40,84 +40,84 @@ def _write(what: str = "start") -> int:
 @delayed_task
 def note(*args: Any) -> None:
     """Nothing but the line."""
-    _write()
+    write()
 
 
 @delayed_task(ttr=2)
 def work(seconds: float) -> None:
     """A task that takes its time."""
-    _write()
+    write()
     time.sleep(seconds)
 
 
 @delayed_task(ttr=1)
 def spin(seconds: float) -> None:
     """Works in Python all the time: the lease keeper competes for the GIL."""
-    _write()
+    write()
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         pass
-    _write("done")
+    write("done")
 
 
 @delayed_task(ttr=1)
 def hold(gate: str) -> None:
     """Runs until the test opens the gate of this attempt."""
-    attempt = _write()
+    attempt = write()
     until = time.monotonic() + GATE_SECONDS
     while not Path(f"{gate}.{attempt}").exists() and time.monotonic() < until:
         time.sleep(0.005)
-    _write("done")
+    write("done")
 
 
 @delayed_task(ttr=1, max_runtime=1)
 def overrun(seconds: float) -> None:
     """The first run takes longer than it may."""
-    if _write() == 1:
+    if write() == 1:
         time.sleep(seconds)
 
 
 @delayed_task(topic="async", ttr=1, max_runtime=1, backoff=constant(0.1))
 async def overrun_async(seconds: float) -> None:
     """The first run takes longer than it may, and is cancelled."""
-    if _write() == 1:
+    if write() == 1:
         await asyncio.sleep(seconds)
-        _write("done")
+        write("done")
 
 
 @delayed_task
 def use_own_threads(seconds: float) -> None:
     """What it does, it does on threads of its own: the interpreter waits for them."""
     with ThreadPoolExecutor(1) as threads:
-        _write()
+        write()
         threads.submit(time.sleep, seconds).result()
 
 
 @delayed_task(topic="async")
 async def use_lent_thread(seconds: float) -> None:
     """As every call of the ORM in a coroutine does."""
-    _write()
+    write()
     await sync_to_async(time.sleep)(seconds)
 
 
 @delayed_task(topic="paced", rate="50/s")
 def paced(number: int) -> None:
     """No more than so many a second."""
-    _write()
+    write()
 
 
 @delayed_task(topic="keyed", ttr=2, limit_by="customer:{customer}", concurrency=2)
 def keyed(customer: int, seconds: float) -> None:
     """Two at a time for each customer."""
-    _write(f"start:{customer}")
+    write(f"start:{customer}")
     time.sleep(seconds)
-    _write(f"done:{customer}")
+    write(f"done:{customer}")
 
 
 @delayed_task(topic="keyed", ttr=1, limit_by="alone", concurrency=1)
 def alone(gate: str) -> None:
     """One at a time; runs until the test opens the gate of this attempt."""
-    attempt = _write()
+    attempt = write()
     until = time.monotonic() + GATE_SECONDS
     while not Path(f"{gate}.{attempt}").exists() and time.monotonic() < until:
         time.sleep(0.005)
@@ -126,7 +126,7 @@ def alone(gate: str) -> None:
 @delayed_task(max_attempts=3, backoff=constant(0))
 def fail_odd(number: int) -> None:
     """Odd numbers fail at every attempt."""
-    _write()
+    write()
     if number % 2:
         raise ValueError("odd")
 
@@ -134,14 +134,14 @@ def fail_odd(number: int) -> None:
 @delayed_task(backoff=constant(0.7))
 def fail_once(*args: Any) -> None:
     """The first attempt fails."""
-    if _write() == 1:
+    if write() == 1:
         raise ValueError("the first attempt")
 
 
 @delayed_task(ttr=1)
 def crash(how: str) -> None:
     """Takes its whole process along."""
-    _write()
+    write()
     if how == "exit":
         os._exit(1)
     ctypes.string_at(0)
@@ -150,9 +150,9 @@ def crash(how: str) -> None:
 @delayed_task
 def stop_worker(*args: Any) -> None:
     """Stops the worker that runs it."""
-    _write()
+    write()
     os.kill(os.getpid(), signal.SIGTERM)
-    _write("done")
+    write("done")
 
 
 if os.environ.get("DELAYQ_TEST_CODE") != "old":
@@ -160,16 +160,16 @@ if os.environ.get("DELAYQ_TEST_CODE") != "old":
     @delayed_task
     def newcomer() -> None:
         """Not yet there in the worker that has the old code."""
-        _write()
+        write()
 
 
 def _grown(number: int, note: str = "") -> None:
     """Its newest parameter is not yet there in the worker that has the old code."""
-    _write()
+    write()
 
 
 def _before_it_grew(number: int) -> None:
-    _write()
+    write()
 
 
 _version = _before_it_grew if os.environ.get("DELAYQ_TEST_CODE") == "old" else _grown
@@ -179,7 +179,7 @@ grown = delayed_task(name="tests.acceptance.tasks.grown")(_version)
 @delayed_task
 def say_version() -> None:
     """Notes the version of a module that a test changes while the worker runs."""
-    _write(str(importlib.import_module("changing").VERSION))
+    write(str(importlib.import_module("changing").VERSION))
 
 
 if os.environ.get("DELAYQ_TEST_CODE") == "twice":
@@ -199,21 +199,48 @@ if os.environ.get("DELAYQ_TEST_RECURRING"):
     @delayed_task(cron="30 2 * * *", **BERLIN)
     def nightly() -> None:
         """In the hour that a clock skips, or has twice."""
-        _write(f"nightly {current_message().tick}")
+        write(f"nightly {current_message().tick}")
 
     @delayed_task(cron="0 * * * *", max_attempts=2, backoff=constant(0), **BERLIN)
     def hourly() -> None:
         """Each run needs a second attempt."""
         if current_message().attempt == 1:
             raise ValueError("the first attempt")
-        _write(f"hourly {current_message().tick}")
+        write(f"hourly {current_message().tick}")
 
     @delayed_task(every=3600, missed="skip")
     def skipping() -> None:
         """Makes up for nothing."""
-        _write(f"skipping {current_message().tick}")
+        write(f"skipping {current_message().tick}")
 
     @delayed_task(every=3600, missed="once")
     def once() -> None:
         """Makes up for the newest tick."""
-        _write(f"once {current_message().tick}")
+        write(f"once {current_message().tick}")
+
+
+@delayed_task(topic="async", ttr=2)
+async def wait_long() -> None:
+    """A coroutine that somebody cancels."""
+    write()
+    try:
+        await asyncio.sleep(GATE_SECONDS)
+        write("done")
+    except asyncio.CancelledError:
+        write("cancelled")
+        raise
+
+
+@delayed_task(ttr=30)
+def watch_lease() -> None:
+    """A thread that looks whether it has lost its lease."""
+    write()
+    message = current_message()
+    until = time.monotonic() + GATE_SECONDS
+    while not message.lease_lost and time.monotonic() < until:
+        time.sleep(0.02)
+    write("lost" if message.lease_lost else "done")
+
+
+if os.environ.get("DELAYQ_TEST_CODE") == "apart":
+    from tests.acceptance import isolated_tasks  # noqa: F401 - a worker with these starts a child

@@ -114,7 +114,9 @@ def test_a_crash_is_told_with_its_end_alone(operator: Client, hands: Hands) -> N
     assert "crashed" in html and "1 crash" in html
 
 
-def test_a_running_message_offers_nothing(operator: Client, hands: Hands) -> None:
+def test_a_running_message_offers_nothing_but_a_cancel_of_its_own(
+    operator: Client, hands: Hands
+) -> None:
     handle = close_order.enqueue(1)
     hands.claim(ORDERS)
     html = html_of(operator, handle)

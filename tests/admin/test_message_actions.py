@@ -39,6 +39,33 @@ def test_cancel_takes_it_back_and_records_why(
     assert (action.message_id.hex, action.topic) == (waiting.id, "orders")
 
 
+def test_a_running_message_is_cancelled_from_its_page(operator: Client, hands: Hands) -> None:
+    handle = close_order.enqueue(1)
+    (lease,) = hands.claim(ORDERS)
+    assert path(handle, "message_cancel_running") in html_of(operator, handle)
+    refused = operator.post(path(handle, "message_cancel_running"), {"reason": ""})
+    assert refused.status_code == 200 and handle.get() is not None
+    response = operator.post(path(handle, "message_cancel_running"), {"reason": "it hangs"})
+    assert response.url == address("topic", topic="orders")
+    assert hands.store.ack(ORDERS, [(lease, b"{}")]) == [lease]
+    action = OperatorAction.objects.get()
+    assert (action.action, action.reason) == ("cancel running", "it hangs")
+    (row,) = hands.archive()
+    page = operator.get(address("archived", pk=row.pk)).content.decode()
+    assert "cancelled while it ran" in page and "without a run" not in page
+
+
+def test_who_may_not_cancel_sees_no_button_on_a_running_message(
+    as_user: AsUser, hands: Hands
+) -> None:
+    handle = close_order.enqueue(1)
+    hands.claim(ORDERS)
+    client = as_user("view_dashboard", "view_payload", "edit_message")
+    assert path(handle, "message_cancel_running") not in html_of(client, handle)
+    sent = client.post(path(handle, "message_cancel_running"), {"reason": "it hangs"})
+    assert sent.status_code == 403 and handle.get() is not None
+
+
 @pytest.mark.parametrize("reason", ["", "  ", "a\0b", "x" * 501])
 def test_cancel_wants_a_reason(operator: Client, waiting: Handle, reason: str) -> None:
     response = operator.post(path(waiting, "message_cancel"), {"reason": reason})

@@ -240,3 +240,37 @@ def test_the_pages_of_a_busy_shop(
     assert "502: Bad Gateway" in page.locator("#delayq-traceback").inner_text()
     picture(page, "archived")
     operator.delete()  # tests with transactions leave the tables of auth as they are
+
+
+def test_a_wrong_campaign_is_cancelled_by_a_filter(
+    worker: WorkerProcess,
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Any],
+    picture: Callable[[Any, str], None],
+):
+    wrong = [
+        remind_unpaid.using(key=f"campaign:{n}", delay=86_400 + n).prepare(n) for n in range(600)
+    ]
+    remind_unpaid.enqueue_many(wrong)
+    kept = remind_unpaid.using(key="order:1", delay=86_400).enqueue(1)
+    names = ("view_dashboard", "view_payload", "cancel_message", "bulk_operate")
+    page = browser_page(as_user(*names))
+    page.goto(address("topic", topic="reminders"))
+    page.get_by_role("link", name="Filter, cancel, shift or move many").click()
+    page.locator("#id_key_prefix").fill("campaign:")
+    page.get_by_role("button", name="Filter").click()
+    page.get_by_text("Change all that fit").wait_for()
+    picture(page, "waiting")
+    page.locator("#id_reason").fill("The price was wrong")
+    page.get_by_role("button", name="Dry run").click()
+    until(page, "600 of 600 (100 %)")
+    picture(page, "waiting-dry-run")
+    page.get_by_role("link", name="Now for real").click()
+    page.locator("#id_reason").fill("The price was wrong")
+    page.get_by_role("button", name="Run it for real").click()
+    until(page, "600 of 600 (100 %)")
+    facts = page.locator(".delayq").inner_text()
+    assert "CANCELLED MESSAGES\n600" in facts.upper()
+    assert kept.get().key == "order:1"
+    action = OperatorAction.objects.get()
+    assert (action.action, action.count, action.reason) == ("cancel", 600, "The price was wrong")

@@ -66,8 +66,8 @@ def web_server(port: int) -> Iterator[None]:
     """gunicorn, with a process for each core."""
     command = [
         "gunicorn",
-        "--workers=3",
-        "--threads=4",
+        "--workers=4",
+        "--threads=1",
         "--keep-alive=30",
         f"--bind=127.0.0.1:{port}",
     ]

@@ -11,6 +11,8 @@ from tests.benchmarks.journal import SLOT, SLOTS, journal, note
 __all__ = [
     "SLOT",
     "SLOTS",
+    "apart",
+    "apart_limited",
     "io",
     "journal",
     "keyed",
@@ -26,6 +28,18 @@ __all__ = [
 @delayed_task(topic="bench", ttr=30)
 def noop(index: int, padding: str) -> None:
     """The no-op of every workload."""
+    note(index)
+
+
+@delayed_task(topic="apart", ttr=30, isolate=True)
+def apart(index: int, padding: str) -> None:
+    """The no-op in a child process."""
+    note(index)
+
+
+@delayed_task(topic="apart", ttr=30, isolate=True, memory_limit="1GiB")
+def apart_limited(index: int, padding: str) -> None:
+    """The no-op in a child process whose memory is watched."""
     note(index)
 
 

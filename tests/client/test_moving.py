@@ -205,7 +205,7 @@ def test_a_move_goes_to_a_declared_topic_and_from_one_that_there_is(hands: Hands
 
 def test_a_topic_is_not_moved_inside_a_transaction_that_may_roll_back(hands: Hands) -> None:
     leave("jobs", 1, durable=True)
-    with transaction.atomic(), pytest.raises(InvalidMessage, match="move a topic outside"):
+    with transaction.atomic(), pytest.raises(InvalidMessage, match="call this outside"):
         move_topic("jobs", "orders")
     assert move_topic("jobs", "orders") == Moved(moved=1)
 

@@ -10,13 +10,20 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils.timezone import now as timezone_now
 
 from django_delayq import topic_stats
-from django_delayq.models import OperatorAction
-from django_delayq.operators import waiting_selection
+from django_delayq.management.cli import ShellUser
+from django_delayq.models import BulkOperation, OperatorAction
+from django_delayq.operators import bulk_waiting, waiting_orders, waiting_selection
+from django_delayq.operators.bulk_run import BulkRun
+from django_delayq.operators.bulk_runner import BulkRunner
+from django_delayq.operators.waiting_orders import WaitingChange, start_waiting
+from django_delayq.operators.waiting_selection import WaitingSelection
 from tests.app.tasks import close_order, record
+from tests.bulk_hands import at
 from tests.faults import unreachable
-from tests.hands import Hands
+from tests.hands import Hands, apart
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -193,7 +200,9 @@ def test_those_that_fit_are_cancelled_and_no_other(five: None) -> None:
     text = delayq_command("cancel", "--task", RECORD, "--dry-run")
     assert "would have cancelled 4 messages; nothing was changed" in text
     assert len(keys()) == 5
-    assert delayq_command("cancel", "--task", RECORD, "--by", "anna") == "cancelled 4 messages\n"
+    why = ("--reason", "wrong text", "--by", "anna", "--yes")
+    out = delayq_command("cancel", "--task", RECORD, *why)
+    assert out.startswith("cancelled 4 messages (operation ")
     assert keys() == ["order:4"]
     action = OperatorAction.objects.get()
     assert (action.action, action.count, action.selection) == ("cancel", 4, f"task {RECORD}")
@@ -203,26 +212,128 @@ def test_those_that_fit_are_cancelled_and_no_other(five: None) -> None:
 def test_what_runs_is_not_cancelled(five: None, hands: Hands) -> None:
     record.using(key="busy").enqueue(1)
     hands.claim()
-    assert in_json("cancel", "default", "--key-prefix", "busy")["count"] == 0
+    done = in_json("cancel", "default", "--key-prefix", "busy", "--reason", "x", "--yes")
+    assert done["count"] == 0
     assert topic_stats("default").leased == 1
 
 
-def test_a_cancel_that_was_cut_goes_on_where_it_was(
+def test_what_runs_is_cancelled_with_a_word_of_its_own(five: None, hands: Hands) -> None:
+    record.using(key="busy").enqueue(1)
+    hands.claim()
+    assert refused("cancel", "default", "--key", "busy").returncode == 1
+    assert in_json("cancel", "default", "--key", "busy", "--running")["count"] == 1
+    assert topic_stats("default").leased == 0
+    assert OperatorAction.objects.latest("pk").action == "cancel running"
+    assert refused("cancel", "--task", RECORD, "--running").returncode == 2
+
+
+WHY = ("--reason", "wrong", "--yes")
+
+
+@pytest.mark.parametrize(
+    ("verb", "past"),
+    [
+        (["cancel"], "cancelled"),
+        (["reschedule", "--later", "1h"], "rescheduled"),
+        (["reschedule", "--earlier", "1m"], "rescheduled"),
+        (["reschedule", "--now"], "rescheduled"),
+        (["move", "--to", "orders"], "moved"),
+    ],
+)
+def test_a_dry_run_says_what_the_real_one_does(five: None, verb: list[str], past: str) -> None:
+    before = in_json("list")["messages"]
+    dry = in_json(*verb, "--topic", "default", "--key-prefix", "user:", "--dry-run")
+    assert (dry["dry_run"], dry["count"], dry["skipped"]) == (True, 4, {})
+    assert {row["key"] for row in dry["first"]} == {"user:1", "user:2", "user:3", "user:far"}
+    assert in_json("list")["messages"] == before
+    out = delayq_command(*verb, "--topic", "default", "--key-prefix", "user:", *WHY)
+    assert out.startswith(f"{past} 4 messages (operation ")
+    assert in_json("list")["messages"] != before
+
+
+def test_a_message_is_chosen_by_an_argument(five: None) -> None:
+    assert keys("--argument", "args.0=2") == ["user:2"]
+    assert in_json("cancel", "--argument", "args.0=2", *WHY)["count"] == 1
+    assert keys() == ["user:1", "user:3", "order:4", "user:far"]
+
+
+def test_a_shift_by_filters_says_the_operation(five: None) -> None:
+    done = in_json("reschedule", "default", "--due-before", "1h", "--later", "2h", *WHY)
+    operation = BulkOperation.objects.get(pk=done["operation"])
+    assert (operation.kind, operation.status, operation.count) == ("shift", "done", 3)
+    assert keys("--due-before", "1h") == ["order:4"]
+
+
+def test_an_operation_that_was_cut_is_found_by_the_same_command(
     five: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = waiting_selection.changes.cancel, iter(range(3))
+    monkeypatch.setattr(bulk_waiting, "BATCH", 2)
+    words = ("reschedule", "default", "--due-before", "3h", "--later", "1h", *WHY)
+    before = {message["id"]: message["due_at"] for message in in_json("list")["messages"]}
 
-    def cut(*args: Any) -> bool:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return real(*args)
+    def cut() -> None:
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(waiting_selection.changes, "cancel", cut)
-    with pytest.raises(SystemExit):
-        delayq_command("cancel", "default", "--all")
-    monkeypatch.undo()
-    action = OperatorAction.objects.get()
-    assert (action.count, action.finished_at) == (2, None)
+    with at(BulkRun, "enter", cut, after=True), pytest.raises(SystemExit):
+        delayq_command(*words)
+    err = StringIO()
+    call_command("delayq", *words, stdout=StringIO(), stderr=err)
+    operation = BulkOperation.objects.get()
+    assert f"Operation {operation.pk} was ordered before" in err.getvalue()
+    assert (operation.status, operation.count, operation.total) == ("done", 3, 3)
+    after = {message["id"]: message["due_at"] for message in in_json("list")["messages"]}
+    moved = [
+        datetime.fromisoformat(after[name]) - datetime.fromisoformat(due)
+        for name, due in before.items()
+    ]
+    assert sorted(moved) == [timedelta()] * 2 + [timedelta(hours=1)] * 3
+    call_command("delayq", *words, stdout=StringIO(), stderr=StringIO())
+    assert BulkOperation.objects.count() == 2, "it had ended: this is another one"
+
+
+def test_the_command_watches_an_operation_that_a_worker_runs(five: None, hands: Hands) -> None:
+    words = ("cancel", "--task", RECORD, *WHY)
+    runner = BulkRunner(hands.store, "worker")
+    order = '{"task": "tests.app.tasks.record"}'
+    change, chosen = WaitingChange(kind="cancel"), WaitingSelection(task=RECORD)
+    operation = start_waiting(ShellUser("anna"), change, chosen, reason="x", asked=order)
+    BulkOperation.objects.update(status="running", worker="w", alive_at=timezone_now())
+
+    def worker() -> None:
+        BulkOperation.objects.update(status="waiting", worker="", alive_at=None)
+        runner.run_once()
+
+    with at(waiting_orders, "look_again", lambda: apart(worker), time=1):
+        assert delayq_command(*words) == f"cancelled 4 messages (operation {operation.pk})\n"
+
+
+def test_a_question_is_asked_on_a_terminal(five: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("n\ny\n"))
+    words = ("cancel", "--task", RECORD, "--reason", "wrong")
+    assert "Nothing was changed" in str(refused(*words))
+    assert len(keys()) == 5
+    assert delayq_command(*words).startswith("cancelled 4 messages")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["cancel", "--task", RECORD, "--reason", "no terminal"],
+        ["cancel", "--task", RECORD, "--yes"],
+        ["reschedule", "--task", RECORD, "--delay", "1h", *WHY],
+        ["reschedule", "orders", "--key", "order:4", "--later", "1h"],
+        ["reschedule", "--later", "1h", *WHY],
+        ["move", "--to", "orders", *WHY],
+        ["move", "--task", RECORD, "--to", "nowhere", *WHY],
+        ["list", "--argument", "args.0"],
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    five: None, args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    assert refused(*args).returncode in (1, 2)
+    assert len(keys()) == 5 and not OperatorAction.objects.exists()
 
 
 @pytest.mark.parametrize(

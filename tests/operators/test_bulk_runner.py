@@ -207,7 +207,7 @@ def test_one_that_wakes_up_after_another_has_taken_over_changes_nothing(
         runner.run_once()
     assert (runner.ended, other.ended) == (0, 1)
     check_done(operation, pks)
-    assert operation.worker == other._worker
+    assert operation.worker == other.worker
 
 
 def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(
@@ -217,7 +217,7 @@ def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(
     operation = order()
 
     def be_overtaken() -> None:
-        BulkOperation.objects.update(worker=other._worker, alive_at=timezone.now())
+        BulkOperation.objects.update(worker=other.worker, alive_at=timezone.now())
 
     with at(BulkRun, "rest", be_overtaken):
         runner.run_once()
@@ -225,7 +225,7 @@ def test_one_that_wakes_up_beside_another_leaves_the_rest_to_it(
     assert (operation.status, operation.count, operation.worker) == (
         "running",
         BATCH,
-        other._worker,
+        other.worker,
     )
     other.run_once()
     check_done(operation, pks)
@@ -239,7 +239,7 @@ def test_a_batch_whose_operation_is_lost_at_its_end_is_undone(
     with at(
         replayer,
         "mark_replayed",
-        lambda: BulkOperation.objects.update(worker=other._worker),
+        lambda: BulkOperation.objects.update(worker=other.worker),
         after=True,
     ):
         runner.run_once()

@@ -10,6 +10,7 @@ from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.store import finished
 from django_delayq.store.bulk_load import BulkLoad
 from django_delayq.store.finished import FinishedStream, lengths
+from django_delayq.store.queries import Life
 from django_delayq.store.repair import Suspect
 from django_delayq.store.store import Claimed, RedisStore
 from tests.store.factories import (
@@ -38,6 +39,7 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.queries.list(PARTITION, 1, (1, b""), 5)
     yield lambda: store.reschedule_in(PARTITION, cancelled, "+2000")
     yield lambda: store.edit_in(PARTITION, cancelled, *edited(store, cancelled))
+    yield lambda: store.shift(PARTITION, [(Life(cancelled, 1), 1, 2)])
     yield lambda: store.cancel_in(PARTITION, [cancelled])
     yield lambda: store.nack(PARTITION, [(claim(store, message_id), 0, False, DETAIL)])
     yield lambda: store.reschedule_in(PARTITION, message_id, "5")
@@ -45,6 +47,7 @@ def whole_life(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.reschedule_in(PARTITION, message_id, "5")
     yield lambda: store.release(PARTITION, store.claim(PARTITION, 1).leases)
     yield lambda: store.extend(PARTITION, [claim(store, message_id)])
+    yield lambda: store.cancel_running("orders", claim(store).id)
     yield lambda: follow(store, message_id)
     yield lambda: store.queries.leased_under(PARTITION, bytes(16))
     yield lambda: end_leases(store)

@@ -278,6 +278,19 @@ class StoreMachine(RuleBasedStateMachine):
             assert after.pop("leased").keys() == before.pop("leased").keys()
             assert after == before
 
+    @rule(lease=leases)
+    def cancel_running(self, lease: Lease) -> None:
+        known = self.model.live.get(lease.id)
+        before = self._dump()
+        word = self.store.cancel_running_in(PARTITION, lease.id)
+        runs = known is not None and known.token is not None
+        assert word == ("OK" if runs else "WAITING" if known else "NOT_FOUND")
+        if not runs:
+            assert self._dump() == before
+        else:
+            self.model.end_follower(lease.id)
+            self.model.end(lease.id, "cancelled")
+
     @rule(lease=consumes(leases))
     def crash(self, lease: Lease) -> None:
         """The holder is never heard of again."""

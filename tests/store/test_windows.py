@@ -110,12 +110,15 @@ def test_without_a_window_nothing_is_noted(store: RedisStore) -> None:
     assert windows(store) == {}
 
 
-@pytest.mark.parametrize("how", ["cancel", "purge"])
+@pytest.mark.parametrize("how", ["cancel", "cancel_running", "purge"])
 def test_a_cancelled_message_frees_its_key(store: RedisStore, how: str) -> None:
     other = enqueue(store, mode=f"keep/{WINDOW}", priority=Priority.LOW)
     message_id = enqueue(store, mode=f"keep/{WINDOW}", priority=Priority.HIGH)
     if how == "cancel":
         store.cancel_in(PARTITION, [message_id])
+    elif how == "cancel_running":
+        claim(store, message_id)
+        assert store.cancel_running_in(PARTITION, message_id) == "OK"
     else:
         store.purge(PARTITION, 1)
     assert set(windows(store)) == {other}

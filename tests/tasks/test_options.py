@@ -115,7 +115,17 @@ def test_wrong_declaration_says_what_is_wrong(
 
 @pytest.mark.parametrize(
     "name",
-    ["backoff", "retry_for", "max_runtime", "exactly_once", "rate", "concurrency", "limit_by"],
+    [
+        "backoff",
+        "retry_for",
+        "max_runtime",
+        "exactly_once",
+        "rate",
+        "concurrency",
+        "limit_by",
+        "isolate",
+        "memory_limit",
+    ],
 )
 def test_what_does_not_travel_with_a_message_is_not_for_using(name: str) -> None:
     """Silently ignored, it would be believed."""
@@ -288,3 +298,44 @@ def test_exactly_once_needs_a_def_task(declared: dict[str, Any]) -> None:
     ):
         delayed_task(name="tests.once", exactly_once=True)(task)
     assert declared == before
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [(1 << 26, 1 << 26), ("512MiB", 512 << 20), ("2 GiB", 2 << 30), (None, None)],
+)
+def test_a_memory_limit_is_bytes_or_a_text_with_its_unit(
+    declared: dict[str, Any], given: Any, limit: int | None
+) -> None:
+    @delayed_task(name="tests.apart", isolate=True, memory_limit=given)
+    def task() -> None: ...
+
+    assert task.options.memory_limit == limit
+
+
+@pytest.mark.parametrize(
+    "given", [1, 0, -5, True, 1e9, "512", "512MB", "63MiB", "2000GiB", "x", b""]
+)
+def test_a_memory_limit_that_nobody_means_is_refused(declared: dict[str, Any], given: Any) -> None:
+    with pytest.raises(exceptions.InvalidMessage, match="memory_limit is a number of bytes, or"):
+        delayed_task(name="tests.apart", isolate=True, memory_limit=given)(lambda: None)
+
+
+def test_isolation_is_refused_where_it_cannot_be_had(declared: dict[str, Any]) -> None:
+    async def coroutine() -> None: ...
+
+    with pytest.raises(exceptions.InvalidTask, match="isolate needs a def task"):
+        delayed_task(name="tests.apart", isolate=True)(coroutine)
+    with pytest.raises(exceptions.InvalidMessage, match="isolate does not go with exactly_once"):
+        delayed_task(name="tests.apart", isolate=True, exactly_once=True)(lambda: None)
+    with pytest.raises(exceptions.InvalidMessage, match="give isolate=True too"):
+        delayed_task(name="tests.apart", memory_limit="1GiB")(lambda: None)
+    with pytest.raises(exceptions.InvalidMessage, match="isolate is True or False"):
+        delayed_task(name="tests.apart", isolate="yes")(lambda: None)  # type: ignore[arg-type]
+
+
+def test_only_what_is_isolated_or_exactly_once_runs_apart(declared: dict[str, Any]) -> None:
+    assert not noop.definition.runs_apart
+    for option in ("isolate", "exactly_once"):
+        task = delayed_task(name=f"tests.{option}", **{option: True})(lambda: None)
+        assert task.definition.runs_apart

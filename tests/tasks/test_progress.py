@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
-from django_delayq import InvalidMessage, current_message
+from django_delayq import InvalidMessage, LeaseLost, current_message
 from django_delayq.core.task_report import TaskProgress
 from django_delayq.store.lease import Lease
 from django_delayq.tasks import context
@@ -135,3 +137,28 @@ def test_long_note_is_cut(hands: Hands, lease: Lease, message: CurrentMessage) -
     assert found is not None
     assert len(found.note) == 200
     assert found.percent is None
+
+
+# extend()
+
+
+def test_extend_gives_time_from_now_and_never_takes_any(
+    lease: Lease, message: CurrentMessage
+) -> None:
+    now = time.monotonic()
+    message.extend(timedelta(minutes=10))
+    message.extend(60)
+    assert lease.report is not None
+    assert 600 <= lease.report.may_run_until - now < 601
+
+
+@pytest.mark.parametrize("duration", [0, 0.5, -1, 8 * 86_400, "5", None, float("nan")])
+def test_extend_refuses_what_is_no_such_duration(message: CurrentMessage, duration: Any) -> None:
+    with pytest.raises(InvalidMessage):
+        message.extend(duration)
+
+
+def test_extend_says_that_the_lease_is_lost(lease: Lease, message: CurrentMessage) -> None:
+    lease.lost = True
+    with pytest.raises(LeaseLost, match="what the run returns is refused"):
+        message.extend(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -543,3 +544,19 @@ def test_a_queue_in_a_queue_is_another_one(db: None) -> None:
             assert get_store() is inner.store
         assert get_store() is outer.store
         assert len(outer.messages) == 1
+
+
+def test_an_isolated_task_runs_in_the_process_of_the_test(
+    delay_queue: QueueUnderTest, declare: Task
+) -> None:
+    def apart() -> int:
+        seen.append(os.getpid())
+        Counter.objects.create(name="apart")
+        current_message().extend(60)
+        return 1
+
+    seen.clear()
+    declare(apart, isolate=True, memory_limit="64MiB", result=True).enqueue()
+    assert delay_queue.run_due().outcomes == ["acked"]
+    assert seen == [os.getpid()]
+    assert Counter.objects.filter(name="apart").exists()

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from django_delayq import delayed_task
 from django_delayq.core.exceptions import StoreError
+from django_delayq.core.task_report import TaskReport
 from django_delayq.store.keys import leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
@@ -240,3 +242,124 @@ def test_unknown_task_has_no_max_runtime(
     lease.record = lease.record[:19] + b"????" + lease.record[23:]
     keeper.run_once()
     assert overruns == []
+
+
+# Cancelled while it runs
+
+
+def cancel(store: RedisStore, lease: Lease) -> None:
+    assert store.cancel_running(lease.partition.topic, lease.id)
+
+
+def test_a_run_whose_message_was_cancelled_is_ended_at_the_second_look(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, overruns: list[Lease], heard: Heard
+) -> None:
+    """At the first look its own ack may have ended it a moment ago."""
+    lease, other = started(claim(hang_async)), started(claim(noop))
+    cancel(delayq, lease)
+    keeper.check(lease.id)
+    assert keeper.run_once() == module.LOOK_AGAIN
+    assert (lease.lost, overruns) == (False, [])
+    assert keeper.run_once() == keeper.interval
+    assert (lease.lost, overruns) == (True, [lease])
+    assert [event.reason for event in heard["lease_lost"]] == ["cancelled while it ran"]
+    assert not other.lost
+
+
+def test_a_run_that_ends_between_the_two_looks_is_left_alone(
+    keeper: LeaseKeeper,
+    claim: Claim,
+    delayq: RedisStore,
+    overruns: list[Lease],
+    ended: set[Lease],
+    heard: Heard,
+) -> None:
+    lease = started(claim(noop))
+    delayq.ack(lease.partition, [(lease, b"{}")])
+    keeper.check(lease.id)
+    keeper.run_once()
+    ended.add(lease)
+    keeper.run_once()
+    assert (lease.lost, overruns, heard["lease_lost"]) == (False, [], [])
+
+
+def test_without_a_hint_it_is_noticed_when_the_lease_is_extended(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, overruns: list[Lease]
+) -> None:
+    lease = started(claim(hang_async))
+    cancel(delayq, lease)
+    keeper.run_once()
+    keeper.run_once()
+    assert not lease.lost
+    lease.renewed_at -= 21
+    keeper.run_once()
+    keeper.run_once()
+    assert overruns == [lease]
+
+
+def test_what_waits_in_the_buffer_does_not_start_when_it_was_cancelled(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, ended: set[Lease]
+) -> None:
+    lease = claim(noop)
+    ended.add(lease)  # it does not run yet
+    cancel(delayq, lease)
+    keeper.check(lease.id)
+    keeper.run_once()
+    keeper.run_once()
+    assert lease.ended
+
+
+def test_a_run_that_another_worker_has_taken_is_ended_too(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore, overruns: list[Lease]
+) -> None:
+    lease = started(claim(hang_async))
+    steal(delayq, lease)
+    pass_time(lease, 0.5)
+    keeper.check(lease.id)
+    keeper.run_once()
+    assert overruns == [lease]
+
+
+# More time
+
+
+def test_a_run_that_was_extended_goes_on_until_then(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease]
+) -> None:
+    lease = started(claim(hang), 1.5)
+    lease.report = TaskReport()
+    lease.report.allow(5)
+    keeper.run_once()
+    assert overruns == []
+    lease.report.may_run_until -= 5
+    keeper.run_once()
+    assert overruns == [lease]
+
+
+def test_a_run_that_is_extended_after_it_was_given_up_is_kept_again(
+    keeper: LeaseKeeper, claim: Claim, delayq: RedisStore
+) -> None:
+    lease = started(claim(hang), 1.5)
+    keeper.run_once()
+    assert keeper.gave_up(lease)
+    lease.report = TaskReport()
+    lease.report.allow(5)
+    pass_time(lease, 30)
+    lease.started_at = time.monotonic() - 2
+    keeper.run_once()
+    assert not keeper.gave_up(lease)
+    assert time.monotonic() - lease.renewed_at < 1
+
+
+def test_an_isolated_run_is_left_to_the_thread_that_kills_it(
+    keeper: LeaseKeeper, claim: Claim, overruns: list[Lease], declared: dict[str, object]
+) -> None:
+    @delayed_task(name="tests.apart", isolate=True, max_runtime=1)
+    def apart() -> None: ...
+
+    lease = started(claim(apart), 1.5)
+    keeper.run_once()
+    assert overruns == []
+    lease.started_at -= module.KILL_PATIENCE
+    keeper.run_once()
+    assert overruns == [lease]

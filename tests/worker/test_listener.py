@@ -13,6 +13,7 @@ from django_delayq.store.store import RedisStore
 from django_delayq.worker.listener import Listener
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
+from tests.worker.moving import LONG_AGO
 
 Hints = list[tuple[Partition | None, float]]
 
@@ -26,7 +27,10 @@ def hints() -> Hints:
 def listener(shared: Shared, hints: Hints) -> Iterator[Listener]:
     """Connected: the first run has subscribed."""
     listener = Listener(
-        shared, lambda partition, due_ms: hints.append((partition, due_ms)), lambda: None
+        shared,
+        lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
+        lambda message_id: None,
     )
     listener._stream.connect()
     shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "warm:0:1")
@@ -46,7 +50,10 @@ def hear(listener: Listener, hints: Hints) -> None:
 
 def test_new_connection_is_a_hint_for_everything(shared: Shared, hints: Hints) -> None:
     listener = Listener(
-        shared, lambda partition, due_ms: hints.append((partition, due_ms)), lambda: None
+        shared,
+        lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
+        lambda message_id: None,
     )
     shared.store.client.command("PUBLISH", wakeups_channel(shared.store.client.prefix), "lost:0:1")
     listener._stream.connect()
@@ -72,6 +79,23 @@ def test_later_message_is_no_hint(listener: Listener, hints: Hints) -> None:
     hear(listener, hints)
     listener.run_once()
     assert [due for _, due in hints][1:] == [early.due_ms]
+
+
+def test_cancel_of_a_running_message_is_heard(shared: Shared, delayq: RedisStore) -> None:
+    heard: Hints = []
+    listener = Listener(
+        shared,
+        lambda partition, due_ms: None,
+        lambda: None,
+        lambda message_id: heard.append((None, int.from_bytes(message_id, "big"))),
+    )
+    listener._stream.connect()
+    handle = noop.using(due_at=LONG_AGO).enqueue()
+    delayq.claim(Partition("default", 0), 1)
+    assert delayq.cancel_running("default", handle.identity)
+    hear(listener, heard)
+    assert heard == [(None, int(handle.id, 16))]
+    listener._stream.close()
 
 
 def test_resumed_topic_is_heard(listener: Listener, hints: Hints) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -458,3 +461,13 @@ def test_worker_takes_samples(work: Work, delayq: RedisStore) -> None:
     work()
     (sample,) = eventually(lambda: delayq.queries.snapshot((), (), 5).samples)
     assert sample["topics"]["default"]["waiting"] == 1
+
+
+def test_a_worker_without_isolated_tasks_loads_nothing_of_them() -> None:
+    code = (
+        "import django, sys; django.setup(); import django_delayq.worker.process.runner; "
+        "print([name for name in sys.modules if name.startswith('django_delayq.worker.isolated')])"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == "[]"

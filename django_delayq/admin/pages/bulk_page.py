@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -15,12 +17,20 @@ from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
 from ...core.present import word
 from ...models import BulkKind, BulkOperation, BulkStatus
 from ...operators import bulk as service
+from ...operators.bulk_run import decoded
 from ...operators.operations import require
+from ...operators.waiting_orders import SAMPLE
+from ...operators.waiting_selection import WaitingSelection
 from ...stats import overview
+from .. import csv_export
+from ..forms import waiting_form
 from ..forms.archive_form import query_of, selection_from
 from ..forms.bulk_form import BulkForm
 from ..keyset import newest_first
-from ..site import back, register_action, register_page, show, url
+from ..site import back, may, register_action, register_page, show, url
+
+#: Of the file of a list of waiting messages.
+CSV_COLUMNS = ("message_id", "topic", "task", "key", "due_at", "new_due_at", "skipped")
 
 
 @register_page("bulk/", "bulk_list")
@@ -40,17 +50,61 @@ def bulk_list_view(request: HttpRequest) -> HttpResponse:
 @register_page("bulk/<int:pk>/", "bulk")
 def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
     """The progress of an operation."""
-    try:
-        operation = service.get(pk)
-    except InvalidMessage as error:
-        raise Http404(str(error)) from None
+    operation = _found(pk)
     again = ended_since = ""
+    kind = BulkKind(operation.kind) if operation.kind in BulkKind.values else None
+    if kind is not None and kind.is_of_waiting:
+        return _waiting_page(request, operation)
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
         selection = Selection.decode(operation.selection)
         again = f"kind={operation.kind}&{query_of(selection)}"
         if operation.kind == BulkKind.REPLAY and operation.started_at and operation.count:
             same = Selection(topic=selection.topic, task=selection.task, since=operation.started_at)
             ended_since = query_of(same)
+    return _progress_page(
+        request,
+        operation,
+        # The address of the form for the same operation.
+        again=f"{url(request, 'bulk_new')}?{again}" if again else "",
+        # The archive's filters for messages of that task and topic that ended since a replay began.
+        ended_since=ended_since,
+    )
+
+
+@register_page("bulk/<int:pk>/csv/", "bulk_csv")
+def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
+    """The messages of an operation on waiting messages: all, or those that were skipped."""
+    operation = _found(pk)
+    rows = operation.messages.order_by("pk")
+    if request.GET.get("only") == "skipped":
+        rows = rows.exclude(skipped="")
+    parts = csv_export.written(rows.iterator(chunk_size=csv_export.ROWS), CSV_COLUMNS)
+    return csv_export.streamed(request, parts, f"operation-{pk}")
+
+
+def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpResponse:
+    """The progress of an operation on waiting messages, with the first messages of its list."""
+    again, options = "", decoded(operation.options)
+    with suppress(InvalidMessage):  # a newer version may have written what this one does not know
+        given = waiting_form.initial_of(operation.kind, options)
+        selection = WaitingSelection.decode(operation.selection)
+        if not selection.argument or may(request, "view_payload"):
+            query = waiting_form.waiting_query(selection)
+            again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
+    dealt_with = operation.messages.filter(pk__lte=operation.position).order_by("pk")
+    return _progress_page(
+        request,
+        operation,
+        again=again,
+        shift=abs(options.get("by", 0)),
+        earlier=options.get("by", 0) < 0,
+        sample=dealt_with.filter(skipped="")[:SAMPLE],
+        left_out=dealt_with.exclude(skipped="")[:SAMPLE],
+    )
+
+
+def _progress_page(request: HttpRequest, operation: BulkOperation, **context: Any) -> HttpResponse:
+    pk = operation.pk
     return show(
         request,
         "bulk.html",
@@ -58,12 +112,16 @@ def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
         now=timezone.now(),
         operation=operation,
         progress=service.progress(operation),
-        # The query string of the form for the same operation.
-        again=again,
-        # The archive's filters for messages of that task and topic that ended since a replay began.
-        ended_since=ended_since,
-        nobody=operation.status == BulkStatus.WAITING and not _is_anybody_there(),
+        nobody=operation.status == BulkStatus.WAITING and not is_anybody_there(),
+        **context,
     )
+
+
+def _found(pk: int) -> BulkOperation:
+    try:
+        return service.get(pk)
+    except InvalidMessage as error:
+        raise Http404(str(error)) from None
 
 
 @register_page("bulk/new/", "bulk_new", "bulk_operate")
@@ -138,11 +196,11 @@ def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:
         words=form.selection.in_words(),
         about=form.about,
         query=query_of(form.selection),
-        nobody=not _is_anybody_there(),
+        nobody=not is_anybody_there(),
     )
 
 
-def _is_anybody_there() -> bool:
+def is_anybody_there() -> bool:
     """Whether a living worker runs bulk operations. True while Redis is away: it is not known."""
     try:
         return any(

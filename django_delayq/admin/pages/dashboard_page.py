@@ -24,6 +24,7 @@ from . import (  # noqa: F401 - their pages
     statistics_page,
     topic_page,
     unarchivable_page,
+    waiting_page,
     workers_page,
 )
 

@@ -1,4 +1,4 @@
-"""One live message: its facts, its runs, and the actions on it while it waits."""
+"""One live message: its facts, its runs, and the actions on it."""
 
 from __future__ import annotations
 
@@ -98,6 +98,18 @@ def message_cancel_view(request: HttpRequest, topic: str, message_id: str) -> Ht
     if not form.is_valid():
         return message_view(request, topic, message_id, cancel_form=form)
     operations.cancel(request.user, topic, message_id, reason=form.cleaned_data["reason"])
+    messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
+    return redirect(url(request, "topic", topic=topic))
+
+
+@register_action(f"{_ROUTE}cancel-running/", "message_cancel_running", "cancel_message")
+def message_cancel_running_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
+    """Cancel it while it runs."""
+    form = CancelForm(request.POST)
+    if not form.is_valid():
+        return message_view(request, topic, message_id, cancel_form=form)
+    reason = form.cleaned_data["reason"]
+    operations.cancel_running(request.user, topic, message_id, reason=reason)
     messages.success(request, _("Message %(id)s is cancelled.") % {"id": message_id})
     return redirect(url(request, "topic", topic=topic))
 

@@ -12,9 +12,9 @@ from ..site import register_page, show
 
 #: What operations.py, bulk.py, replay.py and prune.py record.
 ACTIONS = (
-    "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "run now", "reschedule",
-    "edit", "schedule",
-    "quiet", "unquiet", "cancel bulk", "move", "archive again",
+    "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
+    "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
+    "cancel bulk", "move", "shift", "archive again",
     "create token", "revoke token",
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -71,6 +73,7 @@ def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) 
         pause_form=form or PauseForm(),
         running=topics.list_running(topic, limit=MOST_RUNNING) if stats.leased else [],
         actions=recent_actions.of_topic(topic),
+        choose=f"{url(request, 'waiting')}?{urlencode({'topic': topic})}",
         purge=f"{url(request, 'bulk_new')}?kind=purge&topic={topic}",
     )
 

@@ -45,7 +45,7 @@ from ...worker.settler import call_of, report_outcomes, write_outcomes
 from ...worker.shared import Shared
 from .arrivals import Arrivals
 from .bearer import Caller, caller_of
-from .documents import Consume, Extended, Held, Leased, Nack, Release, Settled
+from .documents import Consume, Held, Leased, LongerLease, Nack, Release, Settled
 from .idempotency import once
 from .lease_tokens import HeldMessage, lease_token_of, read_lease_token
 from .problems import Problem, answer
@@ -108,7 +108,7 @@ def release_lease(request: HttpRequest, body: Release) -> HttpResponse:
         return _settle(shared, outcome)
 
 
-@router.post("/leases/extend", tags=["consume"], response=Extended)
+@router.post("/leases/extend", tags=["consume"], response=LongerLease)
 def extend_lease(request: HttpRequest, body: Held) -> HttpResponse:
     """Hold the message for another `ttr` seconds."""
     with _held(request, body.lease) as (shared, lease, _task):

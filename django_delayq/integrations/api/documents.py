@@ -241,7 +241,7 @@ class Settled(Schema):
     """Seconds to the next attempt."""
 
 
-class Extended(Schema):
+class LongerLease(Schema):
     """A lease that goes on."""
 
     id: str
@@ -260,7 +260,7 @@ class CancelAnswer(Schema):
     state: str
 
 
-class Ended(Schema):
+class EndedMessage(Schema):
     """A message of the archive."""
 
     archived_id: int
@@ -290,7 +290,7 @@ class Waiting(Schema):
 class DeadLetterPage(Schema):
     """One page of open dead letters, the newest first."""
 
-    messages: list[Ended]
+    messages: list[EndedMessage]
     cursor: str | None = None
 
 

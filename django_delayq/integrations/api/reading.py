@@ -27,7 +27,7 @@ from ...store.topic_state import TopicStats, stats_of_topic
 from .bearer import Caller, caller_of
 from .documents import (
     DeadLetterPage,
-    Ended,
+    EndedMessage,
     Health,
     MessageId,
     ShownMessage,
@@ -88,7 +88,7 @@ def peek_messages(
     return answer({"messages": messages, "cursor": page.cursor})
 
 
-@router.get("/topics/{topic}/message", tags=["inspect"], response=ShownMessage | Ended)
+@router.get("/topics/{topic}/message", tags=["inspect"], response=ShownMessage | EndedMessage)
 def read_message(
     request: HttpRequest,
     topic: Path[TopicName],

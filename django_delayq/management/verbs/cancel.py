@@ -1,11 +1,14 @@
 """Cancel waiting messages: one by its id or key, or all that fit the filters.
 
-Messages that run are not cancelled, nor are those that are enqueued after it began. With filters,
---dry-run says how many fit and shows ten. Ctrl-C ends it safely: run it again to go on.
+Messages that run are not cancelled, nor are those that are enqueued after it began. With --running,
+one message is cancelled also while it runs: a coroutine and an isolated run end within a second.
+With filters it is a bulk operation: it is recorded, a worker goes on with it after Ctrl-C or a
+kill, and the same command finds it again. --dry-run makes all checks, says how many and shows ten.
 
   python manage.py delayq cancel orders --key order:7 --reason "the customer has paid"
+  python manage.py delayq cancel orders --key order:7 --running --reason "it hangs"
   python manage.py delayq cancel orders --task shop.tasks.remind --due-before 2h --dry-run
-  python manage.py delayq cancel --task shop.tasks.remind --reason "wrong text"
+  python manage.py delayq cancel --task shop.tasks.remind --reason "wrong text" --yes
 """
 
 from __future__ import annotations
@@ -15,39 +18,34 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...core.present import counted
-from ...core.times import from_ms
+from ...models import BulkKind
 from ...operators import operations
-from ...operators.waiting_selection import cancel_waiting, waiting_messages
-from ...store import get_store
+from ...operators.waiting_orders import WaitingChange, WaitingSelection
 from ...worker.process.runner import ExitCode
-from ..cli import Answer, ShellUser, Verb, add_record, filled
-from ..targets import HEAD, RIGHT, add_filters, add_one, one_target, selection_of, table_row
+from ..changing import WaitingVerb, add_dry_run
+from ..cli import Answer, ShellUser, add_record
+from ..targets import add_filters, add_one, add_topic, one_target, selection_of
 
 
-class Command(Verb):
+class Command(WaitingVerb):
     """Cancels messages."""
+
+    past = "cancelled"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and for the record."""
-        parser.add_argument(
-            "topic",
-            type=filled,
-            nargs="?",
-            metavar="TOPIC",
-            help="(default with filters: all topics)",
-        )
+        add_topic(parser, "(default with filters: all topics)")
         add_one(parser)
         add_filters(parser)
         parser.add_argument("--all", action="store_true", help="all that waits in TOPIC")
         parser.add_argument(
-            "--dry-run", action="store_true", help="say how many and show ten; change nothing"
+            "--running", action="store_true", help="also while it runs; for one message"
         )
+        add_dry_run(parser)
         add_record(parser)
 
     def run(self, options: dict[str, Any]) -> Answer:
         """Cancel one message, or all that fit."""
-        user, reason = ShellUser(options["by"]), options["reason"]
         if options["id"] is not None or options["key"] is not None:
             target = one_target(options)
             if options["dry_run"]:
@@ -56,32 +54,22 @@ class Command(Verb):
                     returncode=ExitCode.CONFIGURATION,
                 )
             message_id = target.identity.hex()
-            operations.cancel(user, target.topic, message_id, reason=reason)
+            cancel = operations.cancel_running if options["running"] else operations.cancel
+            cancel(ShellUser(options["by"]), target.topic, message_id, reason=options["reason"])
             return Answer(
                 text=f"cancelled message {message_id} of topic {target.topic}",
                 data={"dry_run": False, "count": 1, "id": message_id, "topic": target.topic},
             )
-        selection = selection_of(options)
-        is_topic = selection == type(selection)(topic=selection.topic)
-        if is_topic != options["all"] or (options["all"] and not selection.topic):
+        if options["running"]:
             raise CommandError(
-                "Choose messages: by ID or --key; by --task, --key-prefix, --due-after or "
-                "--due-before; or all of a topic by TOPIC --all.",
+                "--running is for one message: name it by ID or --key.",
                 returncode=ExitCode.CONFIGURATION,
             )
-        if options["dry_run"]:
-            now, shown, count = from_ms(get_store().clock_ms()), [], 0
-            for count, message in enumerate(waiting_messages(selection), 1):
-                if count <= 10:
-                    shown.append(message)
-            return Answer(
-                text=f"would have cancelled {counted(count, 'message')}; nothing was changed",
-                data={"dry_run": True, "count": count, "first": shown},
-                rows=[HEAD, *(table_row(message, now) for message in shown)] if shown else (),
-                right=RIGHT,
+        selection = selection_of(options)
+        if selection.is_whole_topic != options["all"] or selection == WaitingSelection():
+            raise CommandError(
+                "Choose messages: by ID or --key; by --task, --key-prefix, --due-after, "
+                "--due-before or --argument; or all of a topic by TOPIC --all.",
+                returncode=ExitCode.CONFIGURATION,
             )
-
-        done = cancel_waiting(
-            user, selection, reason=reason, progress=lambda done: self.progress(str(done))
-        )
-        return Answer(text=str(done), data={"dry_run": False, "count": done.count})
+        return self.change_all(options, WaitingChange(kind=BulkKind.CANCEL))

@@ -21,8 +21,8 @@ from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...operators.waiting_selection import waiting_messages
 from ...store import get_store
-from ..cli import Answer, Verb, filled, whole
-from ..targets import HEAD, RIGHT, add_filters, selection_of, table_row
+from ..cli import Answer, Verb, whole
+from ..targets import HEAD, RIGHT, add_filters, add_topic, selection_of, table_row
 
 
 class Command(Verb):
@@ -30,9 +30,7 @@ class Command(Verb):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Which messages, and how many."""
-        parser.add_argument(
-            "topic", type=filled, nargs="?", metavar="TOPIC", help="(default: all topics)"
-        )
+        add_topic(parser, "(default: all topics)")
         add_filters(parser)
         parser.add_argument(
             "--running", action="store_true", help="messages that workers hold, at most 500 a topic"

@@ -76,6 +76,7 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
         if reload:
             Reloader(changed).start()
         worker.start()
+        worker.executor.warm_up(worker.options.topics)
         while not (stop_requested or restart or worker.finished or worker.stuck):
             worker.progress.wait(0.2 if not worker.options.burst else 0.005)
             console.summarise()

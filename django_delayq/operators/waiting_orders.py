@@ -1,0 +1,260 @@
+"""Orders bulk operations on waiting messages: cancel, shift, run now and move. See the how-to about
+waiting messages.
+
+The calls store an operation as the pages do, and run it in this process. When this process dies a
+worker goes on with it, or the same call of the command does.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from threading import Event
+from uuid import UUID
+
+from ..client.moving import check_not_in_transaction
+from ..core.exceptions import InvalidMessage
+from ..core.message import Message
+from ..core.times import MAX_DELAY_MS
+from ..models import BulkKind, BulkOperation, BulkStatus
+from ..store import get_store
+from ..store.client import BATCH
+from ..tasks.registry import check_topic
+from .bulk import MANY, PERMISSIONS, order_once, progress
+from .bulk_run import decoded
+from .bulk_runner import BulkRunner
+from .operations import User, check_reason, clean, require
+from .waiting_selection import PLACES, WaitingSelection, pages
+
+__all__ = ["WaitingChange", "WaitingSelection", "change_waiting"]
+
+#: Seconds between two looks at an operation that another process runs.
+LOOK_AGAIN = 0.5
+#: Messages of a sample.
+SAMPLE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingChange:
+    """What is done to waiting messages. Raises InvalidMessage and UnknownTopic."""
+
+    kind: str
+    """cancel, shift, run now or move."""
+    by: timedelta = timedelta()
+    """Of a shift: so much later, or, when it is negative, earlier; up to ten years. A message does
+    not become due before the operation was ordered."""
+    to: str = ""
+    """Of a move: a topic that a task or DELAYQ["TOPICS"] declares."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in BulkKind.values or not BulkKind(self.kind).is_of_waiting:
+            raise InvalidMessage(
+                f"{self.kind!r} is not an operation on waiting messages: use cancel, shift, "
+                "run now or move."
+            )
+        if (self.kind == BulkKind.SHIFT) != bool(self.by):
+            raise InvalidMessage("A shift, and nothing else, needs by: how much later or earlier.")
+        if abs(self.by) > timedelta(milliseconds=MAX_DELAY_MS):
+            raise InvalidMessage("by is at most ten years.")
+        if (self.kind == BulkKind.MOVE) != bool(self.to):
+            raise InvalidMessage("A move, and nothing else, needs to: the other topic.")
+        if self.to:
+            check_topic(self.to)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingPreview:
+    """Messages that fit a selection, as of now."""
+
+    count: int
+    """How many were found among those that were read."""
+    more: bool
+    """Whether there is more to read than MANY messages: then the count is a lower bound. A dry run
+    counts all."""
+    sample: Sequence[Message]
+    """The first few."""
+
+
+def preview_waiting(user: User, selection: WaitingSelection) -> WaitingPreview:
+    """Count the messages among the first ones, and show a few. The cost has a bound. Raises
+    NotPermitted, InvalidMessage, UnknownTopic and StoreUnavailable."""
+    check_selection(user, selection)
+    count, read, sample = 0, 0, list[Message]()
+    found = (
+        page
+        for topic in selection.topics()
+        for place in reversed(PLACES)
+        for page in pages(selection, topic, place)
+    )
+    more = False
+    for page in found:
+        count += len(page.messages)
+        sample += islice(page.messages, SAMPLE - len(sample))
+        read += BATCH if page.cursor else 10  # there may be thousands of empty topics
+        if read >= MANY:
+            more = True
+            break
+    sample.sort(key=lambda message: message.due_at)
+    return WaitingPreview(count=count, more=more, sample=sample)
+
+
+def check_selection(user: User, selection: WaitingSelection) -> None:
+    """Raise InvalidMessage for a selection of everything, NotPermitted for one by an argument by
+    somebody who may not see arguments, and UnknownTopic."""
+    if selection.is_whole_topic and not selection.topic:
+        raise InvalidMessage("Say which: by topic, task, key prefix, due time or argument.")
+    if selection.argument:
+        require(user, "view_payload")
+    if selection.topic:
+        selection.topics()
+
+
+def start_waiting(  # noqa: PLR0913 - keyword-only, and an operator may give each of them
+    user: User,
+    change: WaitingChange,
+    selection: WaitingSelection,
+    *,
+    reason: str,
+    dry_run: bool = False,
+    token: UUID | None = None,
+    asked: str = "",
+) -> BulkOperation:
+    """Store an operation; a worker that archives takes it up within seconds. It is about messages
+    that wait then and were enqueued before this call.
+
+    With a `token` the same order, or a dry run of it, is stored once, and returned when it comes
+    again. `asked`: for order_alive(). Raises NotPermitted, InvalidMessage, UnknownTopic and
+    StoreUnavailable.
+    """
+    require(user, "bulk_operate", PERMISSIONS[BulkKind(change.kind)])
+    check_selection(user, selection)
+    if change.to and change.to == selection.topic:
+        raise InvalidMessage("A message is moved to another topic.")
+    if not dry_run:
+        check_reason(reason)
+    options = {"by": change.by.total_seconds(), "to": change.to, "asked": asked}
+    operation = BulkOperation(
+        kind=change.kind,
+        dry_run=dry_run,
+        selection=selection.encode(),
+        options=json.dumps({name: value for name, value in options.items() if value}),
+        cutoff=round(get_store().clock_ms() * 1000),
+        token=token,
+    )
+    words = "" if selection.is_whole_topic else selection.narrowed(topic="").in_words()
+    if change.kind == BulkKind.MOVE:
+        words = ", ".join(filter(None, (words, f"to topic {change.to}")))
+    if change.kind == BulkKind.SHIFT:
+        words = ", ".join(filter(None, (words, f"by {change.by}")))
+    return order_once(operation, user, clean(reason), topic=selection.topic, selection=words)
+
+
+def order_alive(change: WaitingChange, asked: str) -> BulkOperation | None:
+    """The operation that was ordered in the same words before and has not ended."""
+    alive = BulkOperation.objects.filter(
+        kind=change.kind,
+        dry_run=False,
+        in_place=False,
+        status__in=(BulkStatus.WAITING, BulkStatus.RUNNING),
+    )
+    operation: BulkOperation
+    for operation in alive.order_by("pk"):
+        options = decoded(operation.options)
+        same = (options.get("asked"), options.get("by", 0.0), options.get("to", ""))
+        if asked and same == (asked, change.by.total_seconds(), change.to):
+            return operation
+    return None
+
+
+def run_to_end(
+    operation: BulkOperation, report: Callable[[BulkOperation], object] = lambda so_far: None
+) -> BulkOperation:
+    """Run a stored operation here, or watch it while another process runs it, until it has ended.
+    `report` is called now and then. Raises what the store and the database do; the operation waits
+    then for a worker, or for this call once more."""
+    runner = BulkRunner(get_store(), f"{socket.gethostname()}:{secrets.token_hex(2)}")
+
+    def look() -> None:
+        operation.refresh_from_db()
+        report(operation)
+
+    try:
+        while True:
+            runner.run_this(operation.pk, look)
+            look()
+            if not progress(operation).is_alive:
+                return operation
+            look_again()
+    except KeyboardInterrupt:
+        BulkOperation.objects.filter(pk=operation.pk, worker=runner.worker).update(
+            status=BulkStatus.WAITING, worker="", alive_at=None
+        )
+        raise
+
+
+def look_again() -> None:
+    """Pause until the next look at an operation that another process runs."""
+    Event().wait(LOOK_AGAIN)
+
+
+class _Code:
+    """Code of the project, which may do everything."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def has_perm(self, permission: str) -> bool:
+        return True
+
+    def get_username(self) -> str:
+        return self._name
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingChanged:
+    """What change_waiting() has done."""
+
+    operation: BulkOperation
+    """The stored operation; its messages are `operation.messages`."""
+    count: int
+    """Messages that were changed; of a dry run those that would be."""
+    skipped: Counter[str]
+    """How many messages were left as they are, by the reason in words."""
+
+
+def change_waiting(  # noqa: PLR0913 - keyword-only, and each of them is what an operator may say
+    kind: str,
+    selection: WaitingSelection,
+    *,
+    by: timedelta = timedelta(),
+    to: str = "",
+    reason: str = "",
+    operator: str = "",
+    dry_run: bool = False,
+) -> WaitingChanged:
+    """Cancel, shift, run now or move all waiting messages that fit, in Redis and in the outbox.
+
+    `kind` is "cancel", "shift", "run now" or "move". A message that starts or changes meanwhile is
+    skipped, and so is one that is enqueued after this call. A message is changed at most once, also
+    after a kill: then a worker goes on. `by` (a shift): so much later, or earlier when it is
+    negative. `to` (a move): a topic that is declared. `reason` is required, except for a `dry_run`,
+    which makes the same checks and changes nothing; `operator` is for the record.
+
+    Raises InvalidMessage (also when it failed or was cancelled), UnknownTopic, StoreUnavailable.
+    Call it outside a transaction.
+    """
+    change = WaitingChange(kind=kind, by=by, to=to)
+    check_not_in_transaction()
+    operation = start_waiting(_Code(operator), change, selection, reason=reason, dry_run=dry_run)
+    ended = run_to_end(operation)
+    if ended.status != BulkStatus.DONE:
+        raise InvalidMessage(f"Operation {ended.pk} is {ended.status}. {ended.error}".strip())
+    return WaitingChanged(
+        operation=ended, count=ended.count, skipped=Counter(decoded(ended.skipped))
+    )

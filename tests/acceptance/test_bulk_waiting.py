@@ -1,0 +1,156 @@
+"""Bulk operations on waiting messages, with real worker processes that are killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from django_delayq.models import BulkMessage, BulkOperation
+from django_delayq.operators.waiting_orders import WaitingChange, start_waiting
+from django_delayq.operators.waiting_selection import WaitingSelection
+from django_delayq.store.keys import partition_keys
+from django_delayq.store.store import RedisStore
+from tests.acceptance.harness import Figure
+from tests.acceptance.process import ROOT, WorkerProcess
+from tests.app.tasks import record
+from tests.bulk_hands import OPERATOR, be_silent
+from tests.databases import VARIABLE
+from tests.hands import DAY, DEFAULT
+from tests.servers import Server, wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
+
+CAMPAIGN, OTHERS = 12_000, 8_000
+
+
+@pytest.fixture
+def environment(server: Server, prefix: str, delayq: RedisStore) -> dict[str, str]:
+    """Processes on the test's Redis and database."""
+    known = ("ENGINE", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
+    entry = {key: connection.settings_dict[key] for key in known}
+    entry["NAME"] = str(connection.settings_dict["NAME"])
+    return {
+        **os.environ,
+        VARIABLE: json.dumps(entry),
+        "DJANGO_SETTINGS_MODULE": "tests.admin.worker_settings",
+        "DELAYQ_TEST_REDIS": server.url,
+        "DELAYQ_TEST_PREFIX": prefix,
+    }
+
+
+@pytest.fixture
+def start_worker(
+    environment: dict[str, str], tmp_path: Path
+) -> Iterator[Callable[[], WorkerProcess]]:
+    """Starts run_delayq, as often as a test needs it."""
+    started: list[WorkerProcess] = []
+
+    def start() -> WorkerProcess:
+        started.append(WorkerProcess(("--topics", "orders"), environment, tmp_path))
+        return started[-1].ready()
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def dues(store: RedisStore) -> dict[bytes, float]:
+    """When each message of the topic is due, in ms."""
+    return dict(store.client.redis.zscan_iter(lane(store), count=5_000))
+
+
+def lane(store: RedisStore) -> str:
+    return partition_keys(store.client.prefix, DEFAULT)[1]
+
+
+def fill(store: RedisStore) -> tuple[dict[bytes, float], set[bytes]]:
+    """A wrong campaign among other messages: due times of all, and the ids of the campaign."""
+    wrong = record.enqueue_many(
+        [record.using(key=f"campaign:{n}", delay=DAY).prepare(n) for n in range(CAMPAIGN)]
+    )
+    record.enqueue_many([record.using(delay=DAY).prepare(n) for n in range(OTHERS)])
+    before = dues(store)
+    assert len(before) == CAMPAIGN + OTHERS
+    return before, {handle.identity for handle in wrong}
+
+
+def in_the_middle(operation: BulkOperation) -> bool:
+    operation.refresh_from_db()
+    return operation.count >= 2_000
+
+
+def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind: str) -> None:
+    """Exactly those are changed, each once."""
+    after = dues(store)
+    if kind == "cancel":
+        assert after == {name: due for name, due in before.items() if name not in meant}
+    else:
+        by = 3_600_000
+        assert after == {name: due + by * (name in meant) for name, due in before.items()}
+
+
+@pytest.mark.parametrize("kind", ["cancel", "shift"])
+def test_after_kill_9_of_the_worker_exactly_the_campaign_is_changed_once(
+    kind: str, delayq: RedisStore, start_worker: Callable[[], WorkerProcess], figure: Figure
+) -> None:
+    before, meant = fill(delayq)
+    change = WaitingChange(kind=kind, by=timedelta(hours=kind == "shift"))
+    selection = WaitingSelection(topic="default", key_prefix="campaign:")
+    victim = start_worker()
+    operation = start_waiting(OPERATOR, change, selection, reason="wrong campaign")
+    wait_until(lambda: in_the_middle(operation), "it is in the middle", 60)
+    victim.kill()
+    operation.refresh_from_db()
+    killed_at = operation.count
+    assert 2_000 <= killed_at < CAMPAIGN and operation.status == "running"
+    be_silent()
+    start_worker()
+    begun = time.monotonic()
+    wait_until(lambda: ended(operation), "it is done", 90)
+    took = time.monotonic() - begun
+    assert (operation.status, operation.count, operation.total) == ("done", CAMPAIGN, CAMPAIGN)
+    assert not BulkMessage.objects.filter(operation=operation).exclude(skipped="").exists()
+    check(delayq, before, meant, kind)
+    figure(f"{kind}: killed at {killed_at:,}; the other {CAMPAIGN - killed_at:,} in {took:.1f} s")
+
+
+def ended(operation: BulkOperation) -> bool:
+    operation.refresh_from_db()
+    return operation.finished_at is not None
+
+
+def test_after_kill_9_of_the_command_the_same_command_goes_on(
+    delayq: RedisStore, environment: dict[str, str], figure: Figure
+) -> None:
+    before, meant = fill(delayq)
+    words = ["reschedule", "default", "--key-prefix", "campaign:", "--due-before", "30d"]
+    words += ["--later", "1h", "--reason", "wrong", "--yes", "--json"]
+    command = [sys.executable, "-m", "django", "delayq", *words]
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL}
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, **options)
+    wait_until(BulkOperation.objects.exists, "it is ordered", 30)
+    operation = BulkOperation.objects.get()
+    wait_until(lambda: in_the_middle(operation), "it is in the middle", 60)
+    first.kill()
+    first.wait()
+    be_silent()
+    begun = time.monotonic()
+    second = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=100, **options
+    )
+    took = time.monotonic() - begun
+    assert second.returncode == 0, second.stderr
+    assert json.loads(second.stdout)["count"] == CAMPAIGN
+    assert BulkOperation.objects.count() == 1
+    check(delayq, before, meant, "shift")
+    figure(f"the command: the rest after the kill in {took:.1f} s, with its start")
