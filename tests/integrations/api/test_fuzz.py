@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import subprocess
+import sys
 
-from tests.integrations.api.fuzz import fuzz
+import pytest
 
 
 @pytest.mark.acceptance
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_schemathesis_finds_nothing() -> None:
-    assert fuzz(seconds=30, seed=1) == 0
+    # A process of its own: the library changes how Python parses source, which other tests do.
+    command = [sys.executable, "-m", "tests.integrations.api.fuzz", "--seconds=60", "--seed=1"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5_000:]
