@@ -44,6 +44,7 @@ def fuzz(seconds: int, seed: int | None = None) -> int:
         command = ["schemathesis.cli", f"--config-file={config}", "run"]
         command += [f"{served.url}/openapi.json", f"--max-time={seconds}", "--checks=all"]
         command += ["--header", f"Authorization: Bearer {served.token}", "--request-timeout=40"]
+        command += ["--max-response-time=40"]  # a long poll waits for 20 s
         command += ["--workers=1", "--suppress-health-check=all", "--continue-on-failure"]
         command += [f"--seed={seed}"] if seed is not None else []
         environment = os.environ | {"SCHEMATHESIS_HOOKS": __spec__.name, "PYTHONPATH": str(ROOT)}
