@@ -17,6 +17,7 @@ from .alert_rules import AlertRule, checked_alerts, is_url
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
 from .limits import LimitRule, rate_problem
 from .times import duration_ms
+from .topic_patterns import check_patterns, is_matched
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 DEFAULT_TOPIC = "default"
@@ -148,10 +149,17 @@ class Settings:
     sweep_interval: float = 1.0
     """How often a worker checks an idle partition. A hint usually wakes it earlier; without hints
     this is the longest delay."""
+    api_topics: Sequence[str] = ()
+    """Names of topics that are consumed over HTTP; `*` stands for any characters. They need neither
+    a task nor an entry of `TOPICS`, and no worker serves them."""
     connect_timeout: float = 2.0
     """How long to wait for a connection to Redis."""
     socket_timeout: float = 5.0
     """How long to wait for an answer of Redis."""
+
+    def is_for_api(self, topic: str) -> bool:
+        """Whether messages of the topic are consumed over HTTP, so that no worker serves it."""
+        return bool(self.api_topics) and is_matched(tuple(self.api_topics), topic)
 
     def archive_of(self, topic: str) -> str:
         """Which finished messages of the topic are archived: all, dead or none."""
@@ -230,6 +238,7 @@ def _checked_retention(value: Any, where: str) -> dict[str, float]:
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "alerts": checked_alerts,
     "archive_retention": _checked_retention,
+    "api_topics": partial(check_patterns, error=ConfigurationError),
     "middleware": _checked_paths,
     "enqueue_hooks": _checked_paths,
 }

@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                     ("discard_message", "Can discard dead letters"),
                     ("pause_topic", "Can pause and resume topics and workers"),
                     ("bulk_operate", "Can do things to many messages at once"),
+                    ("manage_tokens", "Can make and revoke tokens of the HTTP API"),
                 ],
                 "managed": False,
                 "default_permissions": (),
@@ -390,6 +391,45 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "operator action",
                 "verbose_name_plural": "operator actions",
+            },
+        ),
+        migrations.CreateModel(
+            name="ApiToken",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=64, verbose_name="name")),
+                (
+                    "public_id",
+                    models.CharField(max_length=16, unique=True, verbose_name="public part"),
+                ),
+                ("digest", models.CharField(max_length=64, verbose_name="digest")),
+                ("rights", models.CharField(max_length=100, verbose_name="rights")),
+                ("topics", models.TextField(default="*", verbose_name="topics")),
+                (
+                    "namespace",
+                    models.CharField(blank=True, max_length=40, verbose_name="namespace"),
+                ),
+                ("rate", models.CharField(blank=True, max_length=20, verbose_name="rate")),
+                (
+                    "created_by",
+                    models.CharField(blank=True, max_length=150, verbose_name="created by"),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(auto_now_add=True, verbose_name="created at"),
+                ),
+                ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
+                ("last_used_at", models.DateTimeField(null=True, verbose_name="last used at")),
+                ("revoked_at", models.DateTimeField(null=True, verbose_name="revoked at")),
+            ],
+            options={
+                "verbose_name": "API token",
+                "verbose_name_plural": "API tokens",
             },
         ),
         migrations.CreateModel(

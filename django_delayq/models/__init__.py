@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..core.message import Final
 from .alert import Alert, AlertDelivery
+from .api_token import ApiRight, ApiToken
 from .archived import ArchivedMessage, UnarchivableEntry
 from .audit_run import AuditRun
 from .hourly_rows import TaskDay, TopicHour
@@ -25,6 +26,7 @@ from .outbox_message import OutboxMessage, OutboxStatus
 from .recurring_task import RecurringTask
 
 __all__ = [
+    "ApiRight", "ApiToken",
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",

@@ -135,7 +135,9 @@ class Command(BaseCommand):
             raise ConfigurationError(
                 "--archiver and --no-archiver contradict each other: give one of them."
             )
-        topics, weights = startup.choose_topics(options["topics"])
+        # All topics of a project may be consumed over HTTP: then it has an archiver only.
+        chosen = ((), {}) if options["archiver"] else startup.choose_topics(options["topics"])
+        topics, weights = chosen
         settings, store = get_settings(), get_store()
         weighted = {
             name: replace(settings.topics.get(name, conf.TopicSettings()), weight=weight)
