@@ -17,7 +17,7 @@ from .documents import (
     PauseOrder,
     ReplayOrder,
     ResumeOrder,
-    TopicFigures,
+    ShownTopic,
     TopicName,
 )
 from .idempotency import once
@@ -27,7 +27,7 @@ from .router import router
 from .sending import REPEATABLE, parse_due_at
 
 
-@router.post("/topics/{topic}/pause", tags=["operate"], response=TopicFigures)
+@router.post("/topics/{topic}/pause", tags=["operate"], response=ShownTopic)
 def hold_topic(request: HttpRequest, topic: Path[TopicName], body: PauseOrder) -> HttpResponse:
     """Claim nothing more. What is held goes on."""
     caller = caller_of(request)
@@ -37,7 +37,7 @@ def hold_topic(request: HttpRequest, topic: Path[TopicName], body: PauseOrder) -
     return answer(topic_document(caller, whole))
 
 
-@router.post("/topics/{topic}/resume", tags=["operate"], response=TopicFigures)
+@router.post("/topics/{topic}/resume", tags=["operate"], response=ShownTopic)
 def free_topic(request: HttpRequest, topic: Path[TopicName], body: ResumeOrder) -> HttpResponse:
     """Claim again."""
     caller = caller_of(request)

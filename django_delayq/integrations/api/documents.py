@@ -303,7 +303,7 @@ class Paused(Schema):
     until: datetime | None = None
 
 
-class TopicFigures(Schema):
+class ShownTopic(Schema):
     """The sizes of a topic."""
 
     topic: str
@@ -320,7 +320,7 @@ class TopicFigures(Schema):
 class TopicList(Schema):
     """The topics that the token sees and that have messages, or had some."""
 
-    topics: list[TopicFigures]
+    topics: list[ShownTopic]
     more: bool
 
 

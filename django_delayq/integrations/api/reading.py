@@ -31,7 +31,7 @@ from .documents import (
     Health,
     MessageId,
     ShownMessage,
-    TopicFigures,
+    ShownTopic,
     TopicList,
     TopicName,
     Totals,
@@ -55,7 +55,7 @@ def list_topics(request: HttpRequest) -> HttpResponse:
     return answer({"topics": figures[:MOST_TOPICS], "more": len(figures) > MOST_TOPICS})
 
 
-@router.get("/topics/{topic}", tags=["inspect"], response=TopicFigures)
+@router.get("/topics/{topic}", tags=["inspect"], response=ShownTopic)
 def read_topic(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     """The sizes of one topic."""
     caller = caller_of(request)
