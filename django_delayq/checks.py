@@ -11,6 +11,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from .core.alert_rules import is_mail, is_url
 from .core.conf import Settings, get_settings
 from .core.exceptions import ConfigurationError, DelayQError
 from .operators.recurring import silent_tasks
@@ -31,6 +32,7 @@ ALWAYS = {
     "E005": "A task has a limit, and its topic has several partitions.",
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "E009": '`DELAYQ["MIDDLEWARE"]` or `DELAYQ["ENQUEUE_HOOKS"]` names what cannot be imported.',
+    "E030": '`DELAYQ["ALERTS"]` names a function that cannot be imported.',
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
 }
@@ -152,6 +154,12 @@ def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
         for path in getattr(settings, name):
             if problem := _import_problem(path):
                 yield Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
+    for rule in settings.alerts:
+        for target in rule.to:
+            is_path = not is_mail(target) and not is_url(target)
+            if is_path and (problem := _import_problem(target)):
+                message = f'DELAYQ["ALERTS"]: {rule.name!r} has {target!r}: {problem}.'
+                yield Error(message, id="delayq.E030")
 
 
 def _import_problem(path: str) -> str:

@@ -323,3 +323,21 @@ def test_fewer_replicas_than_are_waited_for_is_w017() -> None:
         "delayq.W017"
     ]
     assert check_reports([GOOD._replace(replicas=2, min_replicas=1)], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("tests.stats.alerts.conftest.remember", []),
+        ("ops@example.com", []),
+        ("tests.stats.alerts.conftest.gone", ["delayq.E030"]),
+        ("gone.alerts.page", ["delayq.E030"]),
+        ("tests.stats.alerts.conftest.notices", ["delayq.E030"]),
+        ("page", ["delayq.E001"]),
+    ],
+)
+def test_targets_of_alerts_have_to_be_there(
+    delayq: RedisStore, settings: Any, target: str, expected: list[str]
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "ALERTS": [{"kind": "dead", "to": target}]}
+    assert ids(check_settings()) == expected

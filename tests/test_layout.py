@@ -4,6 +4,7 @@ thing."""
 from __future__ import annotations
 
 import ast
+import gc
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,6 +26,16 @@ SAME_ON_EACH_LAYER = {
 }  # fmt: skip
 #: The one class of a management command, and the entry of a script.
 CALLED_BY_NAME = {"Command", "main"}
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> Iterator[None]:
+    """What other tests have left may parse code when it is collected (a warning with its traceback
+    does). CPython before 3.13 takes that for an error of the ast.parse() that goes on."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def name_of(path: Path) -> str:

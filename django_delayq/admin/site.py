@@ -52,6 +52,7 @@ TABS = (
     ("recurring", _("Recurring")),
     ("operator_actions", _("Operator actions")),
     ("schedule", _("Schedule")),
+    ("api_tokens", _("API tokens")),
 )
 
 
@@ -122,7 +123,7 @@ def register_action(route: str, name: str, *permissions: str) -> Callable[[V], V
     return decorate
 
 
-def urls(site: AdminSite) -> list[URLPattern]:
+def page_urls(site: AdminSite) -> list[URLPattern]:
     """All addresses, for one admin site."""
     # Outside the transaction of ATOMIC_REQUESTS: an enqueue has to fail here and not at the commit,
     # and the record of an action must survive a page that fails.

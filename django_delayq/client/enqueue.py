@@ -31,13 +31,18 @@ def enqueue(chunks: Iterable[Sequence[Call]]) -> list[Receipt]:
 
     An error that stops it half-way carries the receipts of what was sent before as `enqueued`.
     """
+    return enqueue_built(build(calls) for calls in chunks)
+
+
+def enqueue_built(chunks: Iterable[list[Item]]) -> list[Receipt]:
+    """enqueue() of calls that were built before, by tasks.builder.build(): each chunk has one
+    destination."""
     receipts: list[Receipt] = []
     sender = Sender()
     try:
-        for calls in chunks:
-            items = build(calls)
+        for items in chunks:
             receipts += [item.receipt for item in items]
-            _send(sender, items, calls[0].task.options)
+            _send(sender, items, items[0].template.task.options)
         sender.finish()
     except BaseException as error:
         sender.give_up()

@@ -13,9 +13,11 @@ from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
+from .alert_rules import AlertRule, checked_alerts, is_url
 from .exceptions import ConfigurationError, InvalidDelay, InvalidName
 from .limits import LimitRule, rate_problem
 from .times import duration_ms
+from .topic_patterns import check_patterns, is_matched
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 DEFAULT_TOPIC = "default"
@@ -128,16 +130,36 @@ class Settings:
     reconcile_after: float = 10.0
     """How long after sending a durable message the reconciler first checks that Redis still has
     it."""
+    metrics: bool = False
+    """Workers count runs, and answer `/metrics` on their health port, in the format of
+    Prometheus."""
+    metrics_max_topics: int = 200
+    """How many topics metrics name, and how many pairs of topic and task. All others count as
+    `other`."""
+    metrics_token: str = ""
+    """The view of the metrics answers who sends this as bearer token. Without a token it answers
+    users who may see the overview."""
+    alerts: Sequence[AlertRule] = ()
+    """Of what people are to be told, and how: a list of dicts."""
+    alert_secret: str = ""
+    """Signs the alerts that go to URLs, which need it."""
     priority_ageing: float = 60.0
     """How long a message has to wait to gain one step of priority, so that a low one never
     starves."""
     sweep_interval: float = 1.0
     """How often a worker checks an idle partition. A hint usually wakes it earlier; without hints
     this is the longest delay."""
+    api_topics: Sequence[str] = ()
+    """Names of topics that are consumed over HTTP; `*` stands for any characters. They need neither
+    a task nor an entry of `TOPICS`, and no worker serves them."""
     connect_timeout: float = 2.0
     """How long to wait for a connection to Redis."""
     socket_timeout: float = 5.0
     """How long to wait for an answer of Redis."""
+
+    def is_for_api(self, topic: str) -> bool:
+        """Whether messages of the topic are consumed over HTTP, so that no worker serves it."""
+        return bool(self.api_topics) and is_matched(tuple(self.api_topics), topic)
 
     def archive_of(self, topic: str) -> str:
         """Which finished messages of the topic are archived: all, dead or none."""
@@ -158,6 +180,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "horizon": (60, 10 * 366 * 86_400),
     "wait_replicas": (0, 10),
     "reconcile_after": (1, 86_400),
+    "metrics_max_topics": (1, 10_000),
     "priority_ageing": (0, 86_400),
     "sweep_interval": (0.05, 60),
     "connect_timeout": (0.05, 60),
@@ -173,6 +196,9 @@ _TYPES: dict[str, type] = {
     "database": str,
     "after_commit": bool,
     "redact": str,
+    "metrics": bool,
+    "metrics_token": str,
+    "alert_secret": str,
 }
 _CHOICES = {"archive": ("all", "dead", "none"), "on_redis_error": ("spill", "raise")}
 _DURATIONS = {
@@ -210,7 +236,9 @@ def _checked_retention(value: Any, where: str) -> dict[str, float]:
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "alerts": checked_alerts,
     "archive_retention": _checked_retention,
+    "api_topics": partial(check_patterns, error=ConfigurationError),
     "middleware": _checked_paths,
     "enqueue_hooks": _checked_paths,
 }
@@ -251,7 +279,17 @@ def parse_settings(raw: Any) -> Settings:
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
+    _check_secret(values)
     return Settings(**values)
+
+
+def _check_secret(values: Mapping[str, Any]) -> None:
+    for rule in values.get("alerts", ()):
+        if not values.get("alert_secret") and any(map(is_url, rule.to)):
+            raise ConfigurationError(
+                f'DELAYQ["ALERTS"] tells a URL of {rule.name!r}, and DELAYQ["ALERT_SECRET"] is '
+                "missing: it signs what is sent there."
+            )
 
 
 def _check_limits(topic: TopicSettings, where: str) -> None:

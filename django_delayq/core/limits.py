@@ -65,6 +65,12 @@ def interval_ms(rate: str | None) -> float | None:
     return _UNIT_MS[unit] / int(count)
 
 
+def rate_of(rate: str) -> tuple[int, int]:
+    """How many, and in how many seconds."""
+    count, _, unit = rate.partition("/")
+    return int(count), _UNIT_MS[unit] // 1000
+
+
 def rate_problem(value: Any) -> str:
     """Why this is no rate; empty when it is one."""
     match = _RATE.fullmatch(value) if isinstance(value, str) else None

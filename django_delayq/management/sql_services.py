@@ -39,6 +39,11 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
     def tasks_run() -> bool:
         return worker is not None and bool(worker.shared.held)
 
+    alerters: tuple[Service, ...] = ()
+    if get_settings().alerts:
+        from ..stats.alerts.alerter import Alerter
+
+        alerters = (Alerter(store),)
     tickers = (Ticker(store),) if registry.recurring_tasks() else ()
     return (
         Archiver(store, name, tasks_run=tasks_run, interval=IDLE if worker else POLL),
@@ -47,6 +52,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         BulkRunner(store, name, tasks_run=tasks_run),
         StatsService(store, tasks_run=tasks_run),
         UnservedWatch(store),
+        *alerters,
         *tickers,
         *((Retention(store, tasks_run=tasks_run),) if get_settings().archive_retention else ()),
     )

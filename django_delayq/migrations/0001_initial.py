@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                     ("discard_message", "Can discard dead letters"),
                     ("pause_topic", "Can pause and resume topics and workers"),
                     ("bulk_operate", "Can do things to many messages at once"),
+                    ("manage_tokens", "Can make and revoke tokens of the HTTP API"),
                 ],
                 "managed": False,
                 "default_permissions": (),
@@ -393,6 +394,45 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="ApiToken",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=64, verbose_name="name")),
+                (
+                    "public_id",
+                    models.CharField(max_length=16, unique=True, verbose_name="public part"),
+                ),
+                ("digest", models.CharField(max_length=64, verbose_name="digest")),
+                ("rights", models.CharField(max_length=100, verbose_name="rights")),
+                ("topics", models.TextField(default="*", verbose_name="topics")),
+                (
+                    "namespace",
+                    models.CharField(blank=True, max_length=40, verbose_name="namespace"),
+                ),
+                ("rate", models.CharField(blank=True, max_length=20, verbose_name="rate")),
+                (
+                    "created_by",
+                    models.CharField(blank=True, max_length=150, verbose_name="created by"),
+                ),
+                (
+                    "created_at",
+                    models.DateTimeField(auto_now_add=True, verbose_name="created at"),
+                ),
+                ("expires_at", models.DateTimeField(null=True, verbose_name="expires at")),
+                ("last_used_at", models.DateTimeField(null=True, verbose_name="last used at")),
+                ("revoked_at", models.DateTimeField(null=True, verbose_name="revoked at")),
+            ],
+            options={
+                "verbose_name": "API token",
+                "verbose_name_plural": "API tokens",
+            },
+        ),
+        migrations.CreateModel(
             name="RecurringTask",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
@@ -600,6 +640,79 @@ class Migration(migrations.Migration):
                         fields=("forecast", "unit", "at", "topic"), name="delayq_forecast_count"
                     )
                 ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Alert",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("rule", models.CharField(max_length=100)),
+                ("kind", models.CharField(max_length=20)),
+                ("topic", models.CharField(blank=True, max_length=64)),
+                ("open_key", models.CharField(max_length=170, null=True, unique=True)),
+                ("value", models.FloatField()),
+                ("words", models.TextField()),
+                ("holds", models.BooleanField(default=True)),
+                ("changed_at", models.DateTimeField()),
+                ("seen_at", models.DateTimeField()),
+                ("began_at", models.DateTimeField(null=True)),
+                ("ended_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "verbose_name": "alert",
+                "verbose_name_plural": "alerts",
+            },
+        ),
+        migrations.CreateModel(
+            name="AuditRun",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("finished_at", models.DateTimeField(auto_now_add=True, db_index=True)),
+                ("findings", models.PositiveBigIntegerField()),
+                ("kinds", models.TextField(default="{}")),
+            ],
+            options={
+                "verbose_name": "audit",
+                "verbose_name_plural": "audits",
+            },
+        ),
+        migrations.CreateModel(
+            name="AlertDelivery",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("target", models.CharField(max_length=500)),
+                ("event", models.CharField(max_length=5)),
+                ("attempts", models.PositiveIntegerField(default=0)),
+                ("next_try_at", models.DateTimeField(db_index=True, null=True)),
+                ("delivered_at", models.DateTimeField(null=True)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "alert",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="deliveries",
+                        to="django_delayq.alert",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "message of an alert",
+                "verbose_name_plural": "messages of alerts",
             },
         ),
         migrations.RunPython(add_indexes, remove_indexes, atomic=False),

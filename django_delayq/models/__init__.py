@@ -7,7 +7,10 @@ messages).
 from __future__ import annotations
 
 from ..core.message import Final
+from .alert import Alert, AlertDelivery
+from .api_token import ApiRight, ApiToken
 from .archived import ArchivedMessage, UnarchivableEntry
+from .audit_run import AuditRun
 from .hourly_rows import TaskDay, TopicHour
 from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
@@ -23,10 +26,11 @@ from .outbox_message import OutboxMessage, OutboxStatus
 from .recurring_task import RecurringTask
 
 __all__ = [
+    "ApiRight", "ApiToken",
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
-    "TaskDay", "TopicHour",
+    "TaskDay", "TopicHour", "Alert", "AlertDelivery", "AuditRun",
     "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",
 ]  # fmt: skip

@@ -261,6 +261,7 @@ class Dashboard(models.Model):
             ("discard_message", "Can discard dead letters"),
             ("pause_topic", "Can pause and resume topics and workers"),
             ("bulk_operate", "Can do things to many messages at once"),
+            ("manage_tokens", "Can make and revoke tokens of the HTTP API"),
         ]
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_changes
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -26,6 +27,7 @@ from ..outbox import outbox
 from ..store import get_store
 from ..tasks import registry
 from ..tasks.builder import Item, Template
+from ..tasks.foreign import task_of_row
 from ..tasks.task import Call, Task
 from .walk import Walk
 
@@ -64,8 +66,8 @@ class Replayer:
 
     def send(self, locked: Sequence[Any]) -> int:
         """Insert the messages and mark their origins. Returns how many."""
-        known = registry.known_topics()
-        rows = [row for row in locked if not self._walk.skip(_undeclared(row, known))]
+        declared = lru_cache(registry.is_declared)
+        rows = [row for row in locked if not self._walk.skip(_undeclared(row, declared))]
         count = 0
         for pks in _chunks_of_bodies(self._without_keys_in_use(rows)):
             content = self._walk.table.filter(pk__in=pks).order_by("pk")
@@ -114,9 +116,8 @@ class Replayer:
             return None
         try:
             args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
-            return self._template(row, headers, number).item(
-                Call(registry.by_name[row.task], args, kwargs), new_id()
-            )
+            template = self._template(row, headers, number)
+            return template.item(Call(template.task, args, kwargs), new_id())
         except InvalidMessage as error:
             if edited is not None:
                 raise InvalidMessage(
@@ -126,7 +127,8 @@ class Replayer:
             return None
 
     def _template(self, row: ArchivedMessage, headers: Mapping[str, str], number: int) -> Template:
-        task = registry.by_name[row.task]
+        task = task_of_row(row.topic, row.task)
+        assert task is not None, "_undeclared() lets no such row pass"
         when = When.after(self._delay_ms)
         if self._rate is not None:
             spread_ms = math.ceil((self.sent_before + number) * 1000 / self._rate)
@@ -185,11 +187,11 @@ def mark_replayed(rows: Rows, replayed: Mapping[int, UUID]) -> int:
     return rows.filter(pk__in=replayed).update(replayed_by=by, replayed_at=timezone.now())
 
 
-def _undeclared(row: Any, topics: set[str]) -> str:
+def _undeclared(row: Any, declared: Callable[[str], bool]) -> str:
     """Why this row cannot be a message, as far as the columns beside its body tell; or nothing."""
-    if row.task not in registry.by_name:
+    if task_of_row(row.topic, row.task) is None:
         return "unknown task"
-    if row.topic not in topics:
+    if not declared(row.topic):
         return "unknown topic"
     # The archive writes \0 otherwise: then the row does not have the key.
     return "undecodable" if row.key and key_id(row.topic, row.key) != row.message_id.bytes else ""

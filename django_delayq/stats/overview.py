@@ -434,7 +434,7 @@ def _topic(
         dead_letters=sql.dead_letters[name],
         workers=sum(name in worker.topics and worker.serves for worker in living),
         quiet_workers=sum(name in worker.topics and worker.keeps_quiet for worker in living),
-        declared=name in registry.known_topics(),
+        declared=registry.is_declared(name),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from django.db import Error, OperationalError, ProgrammingError, connections
+from django.db.backends.utils import CursorWrapper
 from django.utils import timezone
 
 from ..core.chunks import chunked
@@ -78,8 +79,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
     late: dict[str, list[float]] = {topic: [] for topic in topics}
     outbox, minutes = Counter[str](), Counter[int]()
     with connection.cursor() as cursor:
-        cursor.execute(_DEAD.format(archive=archive, cap=DEAD_CAP))
-        dead = Counter(dict(cursor.fetchall()))
+        dead = count_open_dead_letters(cursor)
         cursor.execute(
             _OUTBOX.format(outbox=outbox_table, minute=MINUTE_MS, cap=OUTBOX_CAP),
             [until_ms, str(OutboxStatus.WAITING)],
@@ -105,6 +105,13 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
         forecast=newest_forecast(),
         unarchivable=UnarchivableEntry.objects.exists(),
     )
+
+
+def count_open_dead_letters(cursor: CursorWrapper) -> Counter[str]:
+    """By topic, the open ones of the newest DEAD_CAP of all topics. Raises django.db.Error."""
+    archive = cursor.db.ops.quote_name(ArchivedMessage._meta.db_table)
+    cursor.execute(_DEAD.format(archive=archive, cap=DEAD_CAP))
+    return Counter(dict(cursor.fetchall()))
 
 
 def problem_of(error: Error) -> str:

@@ -47,8 +47,8 @@ class Unserved(NamedTuple):
 def unserved_topics(
     store: RedisStore, serving: Iterable[str] = (), *, outbox: bool = True
 ) -> Sequence[Unserved]:
-    """Topics with messages that no living worker serves, without paused ones. `serving`: the topics
-    that the caller is about to serve.
+    """Topics with messages that no living worker serves, without paused ones and without
+    those that are consumed over HTTP. `serving`: the topics that the caller is about to serve.
 
     Two round trips to Redis; of the database only what waits in these topics. Raises
     StoreUnavailable.
@@ -67,10 +67,11 @@ def unserved_topics(
     if outbox:
         with suppress(Error):  # the database is away, or not migrated: others report that
             rows = {topic: count_outbox(topic) for topic in {*rows, *topics_of_outbox()} - served}
-    known = registry.known_topics()
+    known, is_for_api = registry.known_topics(), store.client.settings.is_for_api
     found = [
         Unserved(stats.get(topic) or stats_of_topic(topic, ()), rows[topic], topic in known)
         for topic in sorted(rows)
+        if not is_for_api(topic)
     ]
     return [
         row

@@ -23,6 +23,9 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:quiet | hash | worker that claims nothing -> since when (ms) |
 | PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
 | PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
+| PREFIX:calls:TOKEN:WINDOW | hash | calls of a token of the HTTP API in a window of time |
+| PREFIX:{call:DIGEST}:lock | string | such a call of the HTTP API is on its way |
+| PREFIX:{call:DIGEST}:answer | hash | of a call with an Idempotency-Key |
 | PREFIX:ahead_us | string | how far the clock is ahead, in a test that has moved it |
 | PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
@@ -149,6 +152,17 @@ def partition_of(topic: str, message_id: bytes, count: int) -> Partition:
     """Where a message lives among `count` partitions: by the last bytes of its id, which are random
     or a hash."""
     return Partition(topic, int.from_bytes(message_id[-4:], "big") % count)
+
+
+def calls_key(prefix: str, token: str, window: int) -> str:
+    """How many calls a token of the HTTP API has made in a window of time."""
+    return f"{prefix}:calls:{token}:{window}"
+
+
+def answer_keys(prefix: str, call: str) -> tuple[str, str]:
+    """The lock and the answer of a call of the HTTP API that may come again."""
+    base = f"{prefix}:{{call:{call}}}:"
+    return f"{base}lock", f"{base}answer"
 
 
 def ahead_key(prefix: str) -> str:

@@ -50,6 +50,17 @@ class Lease:
         self.report: TaskReport | None = None
         """What the task has to say beside its end. None for nearly all."""
 
+    @classmethod
+    def found(
+        cls, partition: Partition, message_id: bytes, record: bytes, attempts: Attempts
+    ) -> Lease:
+        """The newest lease of a message that was looked up: its holder is another process, which
+        knows the token."""
+        entry = bytes(16) + attempts.token
+        lease = cls(partition, message_id, record, entry, time.monotonic())
+        lease._attempts = attempts
+        return lease
+
     @property
     def ended(self) -> bool:
         """Whether another worker may run the message: Redis refused to extend it, or it has

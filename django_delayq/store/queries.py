@@ -194,6 +194,13 @@ class Queries:
         )
         return name.decode() if name else f"code:{code.hex()}"
 
+    def oldest_finished(self, partitions: Sequence[Partition]) -> Sequence[float]:
+        """How many seconds ago the oldest message ended that waits for the archiver, for each
+        partition; 0 where none waits. One round trip."""
+        reads = [Read("oldest_finished", partition) for partition in partitions]
+        answers = self._client.read_all(reads) if reads else []
+        return [max(0.0, (optional(age_ms) or 0) / 1000) for age_ms in answers]
+
     def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
         """The counters of each partition for a sweep: one cheap command each, in one round trip."""
         prefix = self._client.prefix

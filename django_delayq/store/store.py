@@ -33,6 +33,7 @@ from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
 from .repair import Repair
 from .reports import Reports
+from .requests import Requests
 from .topic_catalog import Topics
 from .workers import Workers
 
@@ -144,6 +145,8 @@ class RedisStore:
         """Adds very many messages, each once."""
         self.reports = Reports(self.client, self.partitions)
         """Reads results and progress."""
+        self.requests = Requests(self.client)
+        """Counts the calls of the HTTP API, and keeps answers."""
         self.repair = Repair(self.client)
         """Finds and mends damage, for the audit."""
         self._names_sent_at: dict[tuple[Partition, bytes], float] = {}

@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = [
     "task", "options", "backoff", "context", "declaration", "annotations", "arguments", "builder",
-    "enqueue_hooks", "naming", "recurrence", "registry",
+    "enqueue_hooks", "foreign", "naming", "recurrence", "registry",
 ]  # fmt: skip

@@ -45,12 +45,15 @@ def register(task: Task[Any, Any]) -> None:
 
 def check_topic(topic: str) -> str:
     """The topic itself. Raises UnknownTopic that names those that exist."""
-    known = known_topics()
-    if topic not in known:
-        raise UnknownTopic(
-            f"Topic {topic!r} is not declared. Known topics: {', '.join(sorted(known))}."
-        )
+    if not is_declared(topic):
+        known = ", ".join(sorted(known_topics()))
+        raise UnknownTopic(f"Topic {topic!r} is not declared. Known topics: {known}.")
     return topic
+
+
+def is_declared(topic: str) -> bool:
+    """Whether a task or the settings declare it."""
+    return get_settings().is_for_api(topic) or topic in known_topics()
 
 
 def known_topics() -> set[str]:
@@ -61,6 +64,11 @@ def known_topics() -> set[str]:
         *get_settings().topics,
         *(task.options.topic for task in by_name.values()),
     }
+
+
+def served_topics() -> set[str]:
+    """The declared topics that are for workers."""
+    return {topic for topic in known_topics() if not get_settings().is_for_api(topic)}
 
 
 def recurring_tasks() -> dict[str, tuple[Task[Any, Any], Recurrence]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, overload
@@ -151,6 +151,20 @@ class Events(Sequence[Event]):
 
     def __len__(self) -> int:
         return len(self._outcomes)
+
+    def times(self) -> Mapping[str, tuple[list[float], list[float]]]:
+        """Lateness and run times (ms) of those that ran, by task. Reads no record: this costs a
+        tenth of the events."""
+        at_ms, times = self._clock.at_ms, dict[str, tuple[list[float], list[float]]]()
+        for outcome in self._outcomes:
+            lease = outcome.lease
+            if lease.started_at and outcome.task is not None:
+                lateness, run = times.get(outcome.task.name) or times.setdefault(
+                    outcome.task.name, ([], [])
+                )
+                lateness.append(at_ms(lease.started_at) - lease.attempts.due_at_ms)
+                run.append((outcome.ended_at - lease.started_at) * 1000)
+        return times
 
     @overload
     def __getitem__(self, index: int) -> Event: ...

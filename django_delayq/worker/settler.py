@@ -40,6 +40,48 @@ _SIGNALS: dict[Result, Signal] = {
 }
 
 
+def call_of(outcome: Outcome) -> str:
+    """Which method of the store settles it."""
+    return _CALLS.get(outcome.result, "nack")
+
+
+def write_outcomes(
+    shared: Shared, call: str, partition: Partition, chunk: Sequence[Outcome]
+) -> Sequence[Lease]:
+    """Settle outcomes of one partition and one method, at most 500. Returns the leases that had
+    ended: their results were refused."""
+    store, worker, clock = shared.store, shared.name, shared.clock
+    repeated = any(o.repeated for o in chunk)
+    if call == "ack":
+        acks = [(o.lease, o.detail(worker, clock)) for o in chunk]
+        return store.ack(partition, acks, repeated=repeated)
+    if call == "release":
+        leases, delays_ms = [o.lease for o in chunk], [o.delay_ms for o in chunk]
+        return store.release(partition, leases, delays_ms=delays_ms, repeated=repeated)
+    if call == "put_off":
+        waits = [(o.lease, o.delay_ms or 0, o.detail(worker, clock)) for o in chunk]
+        return store.put_off(partition, waits, repeated=repeated)
+    nacks = [
+        (o.lease, o.delay_ms, o.result is Result.RETRIED, o.detail(worker, clock)) for o in chunk
+    ]
+    return store.nack(partition, nacks, repeated=repeated)
+
+
+def report_outcomes(
+    shared: Shared, topic: str, chunk: Sequence[Outcome], lost: Sequence[Lease]
+) -> None:
+    """Send the signals of outcomes that were written."""
+    groups: dict[Signal, list[Outcome]] = {}
+    for outcome in chunk:
+        signal = signals.lease_lost if outcome.lease.lost else _SIGNALS[outcome.result]
+        groups.setdefault(signal, []).append(outcome)
+    for signal, outcomes in groups.items():
+        signals.report(signal, topic, Events(outcomes, shared.clock))
+    if lost:
+        results = counted(len(lost), "result")
+        logger.warning("%s of topic %s refused: the lease had ended", results, topic)
+
+
 class Settler(Service):
     """Takes outcomes from the pool's threads. While one batch is on its way the next one gathers by
     itself."""
@@ -49,9 +91,7 @@ class Settler(Service):
 
     def __init__(self, shared: Shared, on_settled: Callable[[Sequence[Outcome]], None]) -> None:
         super().__init__()
-        self._store = shared.store
-        self._clock = shared.clock
-        self._worker = shared.name
+        self._shared = shared
         self._held = shared.held
         self._on_settled = on_settled
         self._waiting: deque[Outcome] = deque()
@@ -86,8 +126,7 @@ class Settler(Service):
             self._last_batch = len(batch)
             groups: dict[tuple[Partition, str], list[Outcome]] = {}
             for outcome in batch:
-                call = _CALLS.get(outcome.result, "nack")
-                groups.setdefault((outcome.lease.partition, call), []).append(outcome)
+                groups.setdefault((outcome.lease.partition, call_of(outcome)), []).append(outcome)
             try:
                 for (partition, call), outcomes in groups.items():
                     for at in range(0, len(outcomes), BATCH):
@@ -113,7 +152,7 @@ class Settler(Service):
     def _settle_chunk(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
         """One script call. Outcomes that Redis could not take are kept until their lease ends."""
         try:
-            lost = self._write(call, partition, chunk)
+            lost = write_outcomes(self._shared, call, partition, chunk)
         except DelayQError as error:
             if len(chunk) == 1 or not (isinstance(error, StoreError) and error.is_bug):
                 return self._keep(chunk, error)
@@ -127,7 +166,7 @@ class Settler(Service):
             self._settle_one_by_one(call, partition, chunk)
         else:
             try:
-                self._report(partition.topic, chunk, lost)
+                report_outcomes(self._shared, partition.topic, chunk, lost)
             finally:
                 self._done(chunk)
         return None
@@ -137,25 +176,6 @@ class Settler(Service):
         for outcome in chunk:
             outcome.repeated = True
             self._settle_chunk(call, partition, [outcome])
-
-    def _write(self, call: str, partition: Partition, chunk: list[Outcome]) -> list[Lease]:
-        """Returns the leases that had ended: their results were refused."""
-        store, worker, clock = self._store, self._worker, self._clock
-        repeated = any(o.repeated for o in chunk)
-        if call == "ack":
-            acks = [(o.lease, o.detail(worker, clock)) for o in chunk]
-            return store.ack(partition, acks, repeated=repeated)
-        if call == "release":
-            leases, delays_ms = [o.lease for o in chunk], [o.delay_ms for o in chunk]
-            return store.release(partition, leases, delays_ms=delays_ms, repeated=repeated)
-        if call == "put_off":
-            waits = [(o.lease, o.delay_ms or 0, o.detail(worker, clock)) for o in chunk]
-            return store.put_off(partition, waits, repeated=repeated)
-        nacks = [
-            (o.lease, o.delay_ms, o.result is Result.RETRIED, o.detail(worker, clock))
-            for o in chunk
-        ]
-        return store.nack(partition, nacks, repeated=repeated)
 
     def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
         """Try again until the lease has ended. The lease keeper extends it, so a lease that has
@@ -170,17 +190,6 @@ class Settler(Service):
             results = counted(len(given_up), "result")
             logger.error("%s not stored before the lease ended: %s", results, error)
             self._done(given_up)
-
-    def _report(self, topic: str, chunk: list[Outcome], lost: list[Lease]) -> None:
-        groups: dict[Signal, list[Outcome]] = {}
-        for outcome in chunk:
-            signal = signals.lease_lost if outcome.lease.lost else _SIGNALS[outcome.result]
-            groups.setdefault(signal, []).append(outcome)
-        for signal, outcomes in groups.items():
-            signals.report(signal, topic, Events(outcomes, self._clock))
-        if lost:
-            results = counted(len(lost), "result")
-            logger.warning("%s of topic %s refused: the lease had ended", results, topic)
 
     def _done(self, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:

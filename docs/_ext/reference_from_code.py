@@ -111,6 +111,43 @@ class Commands(MarkdownTable):
         return self.parsed(lines)
 
 
+class HttpApi(MarkdownTable):
+    """A section for each group of calls, and the fields of their bodies."""
+
+    def run(self) -> list[nodes.Node]:
+        # Not above: ninja wants settings.
+        from django_delayq.integrations.api.operations_api import api
+
+        schema = api.get_openapi_schema(path_prefix="")
+        calls = [
+            (operation["tags"][0], f"{method.upper()} {path}", operation)
+            for path, operations in schema["paths"].items()
+            for method, operation in operations.items()
+        ]
+        lines: list[str] = []
+        order = ("send", "consume", "inspect", "operate")
+        for tag in order:
+            head, rows = ("call", "does", "body"), []
+            for its_tag, call, operation in calls:
+                if its_tag == tag:
+                    text = " ".join(operation.get("description", "").split())
+                    rows.append((f"`{call}`", text, self._fields(operation, schema)))
+            lines += [f"## {tag}", "", *table(head, iter(rows)), ""]
+        return self.parsed(lines)
+
+    def _fields(self, operation: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+        """The names of the fields; those that have to be there in bold."""
+        content = operation.get("requestBody", {}).get("content", {})
+        (body,) = [part["schema"] for part in content.values()] or [{}]
+        if "$ref" in body:
+            body = schema["components"]["schemas"][body["$ref"].rpartition("/")[2]]
+        body = body.get("items", body)
+        needed = body.get("required", ())
+        return ", ".join(
+            f"**{name}**" if name in needed else name for name in body.get("properties", {})
+        )
+
+
 def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
     """A table of Markdown, as lines."""
     lines = [head, tuple("---" for _ in head), *rows]
@@ -206,4 +243,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("delayq-signals", SignalsTable)
     app.add_directive("delayq-checks", ChecksTable)
     app.add_directive("delayq-commands", Commands)
+    app.add_directive("delayq-http-api", HttpApi)
     return {"parallel_read_safe": True}

@@ -16,7 +16,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from django_delayq import constant, current_message, delayed_task
+from django_delayq import Reject, constant, current_message, delayed_task
 
 #: A gate that is never opened must not keep a process for ever.
 GATE_SECONDS = 60.0
@@ -41,6 +41,13 @@ def write(what: str = "start") -> int:
 def note(*args: Any) -> None:
     """Nothing but the line."""
     write()
+
+
+@delayed_task
+def reject() -> None:
+    """Dead at once."""
+    write()
+    raise Reject("never")
 
 
 @delayed_task(ttr=2)
@@ -244,3 +251,9 @@ def watch_lease() -> None:
 
 if os.environ.get("DELAYQ_TEST_CODE") == "apart":
     from tests.acceptance import isolated_tasks  # noqa: F401 - a worker with these starts a child
+
+if seconds := os.environ.get("DELAYQ_TEST_ALERTS_EVERY"):
+    from django_delayq.stats.alerts import alerter
+
+    alerter.INTERVAL = 2 * float(seconds)
+    alerter.Alerter.interval = float(seconds)

@@ -146,3 +146,25 @@ def test_without_the_database_nothing_is_known_of_dead_letters() -> None:
 def test_an_unknown_topic_is_unknown() -> None:
     code, text = check("--topic", "gone")
     assert (code, "'gone' is not declared" in text) == (3, True)
+
+
+def test_what_breaks_a_rule_of_alerts_is_critical(settings: Any) -> None:
+    rules = [
+        {"kind": "backlog", "limit": 1, "to": "ops@example.com"},
+        {"kind": "lag", "limit": 60, "topics": ["default"], "to": "ops@example.com"},
+    ]
+    settings.DELAYQ = {**settings.DELAYQ, "ALERTS": rules}
+    overdue()
+    code, text = check("--warn-backlog", "1")
+    assert code == 2
+    assert "orders: 1 due message (limit 1), by the rule 'backlog' of ALERTS" in text
+    assert text.count("due message") == 1
+    assert check("--topic", "default")[0] == 0
+
+
+def test_rules_of_alerts_are_not_known_while_the_database_is_away(settings: Any) -> None:
+    rules = [{"kind": "outbox", "limit": 1, "to": "ops@example.com"}]
+    settings.DELAYQ = {**settings.DELAYQ, "ALERTS": rules}
+    with database_away():
+        code, text = check()
+    assert code == 3 and "ALERTS" not in text

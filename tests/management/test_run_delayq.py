@@ -157,7 +157,7 @@ def test_topics_and_weights_reach_the_worker(
     assert (worker.options.concurrency, worker.options.shutdown_timeout) == (5, 7.0)
     assert worker.shared.settings.topics["orders"].weight == 3
     assert "orders" not in get_settings().topics
-    assert (args, kwargs) == ((0,), {"reload": False})
+    assert (args, kwargs) == ((("127.0.0.1", 0),), {"reload": False})
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,36 @@ def test_several_processes_have_a_supervisor(
             self.run = lambda: run_worker(1)
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
-    monkeypatch.setattr(module, "run", lambda worker, port: asked.append(port) or 0)
+    monkeypatch.setattr(module, "run", lambda worker, port, **options: asked.append(port) or 0)
     run_delayq("--processes", "3", "--health-port", "9000")
-    assert asked == [3, False, 9001]
+    assert asked == [3, False, ("127.0.0.1", 9001)]
     run_delayq("--processes", "2", "--max-messages", "5")
     assert asked[3:5] == [2, True]
+
+
+def test_one_port_has_the_metrics_of_all_processes(
+    run_delayq: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    class Recorded:
+        def __init__(self, count: int, run_worker: Callable[[int], int], finite: bool) -> None:
+            self.run = lambda: run_worker(0) or run_worker(1)
+
+    monkeypatch.setattr(module, "Supervisor", Recorded)
+    monkeypatch.setattr(
+        module,
+        "run",
+        lambda worker, port, **options: (
+            asked.append("metrics" in options and options["metrics"]) or 0
+        ),
+    )
+    settings.DELAYQ = {**settings.DELAYQ, "METRICS": True}
+    run_delayq("--processes", "2", "--health-port", "9000")
+    run_delayq("--processes", "2")
+    first, second, *without_port = asked
+    assert first is not None and second is None
+    assert without_port == [False, False]
 
 
 def test_exit_code_of_the_worker_is_that_of_the_command(

@@ -121,7 +121,9 @@ def test_one_of_several_processes_hosts_them(
 
     monkeypatch.setattr(module, "Supervisor", Recorded)
     monkeypatch.setattr(
-        module, "run", lambda worker, port: hosted.append(len(worker.sql_services)) or 0
+        module,
+        "run",
+        lambda worker, health_at, **options: hosted.append(len(worker.sql_services)) or 0,
     )
     run_delayq("--processes", "3")
     assert hosted == [7, 0, 0]

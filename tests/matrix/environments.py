@@ -15,7 +15,7 @@ PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 #: Versions of Django, and the oldest Python of each.
 DJANGOS = {"5.2": "3.10", "6.0": "3.12", "6.1": "3.12"}
 TOOLS = (
-    "pytest", "pytest-django", "pytest-timeout", "hypothesis", "factory-boy", "psutil",
+    "pytest", "pytest-django", "pytest-timeout", "hypothesis", "factory-boy", "psutil", "pydantic>=2.10,<3",
 )  # fmt: skip
 #: Where versions differ: Django's tasks, what closures and signatures say of functions, threads and
 #: loops.
@@ -48,12 +48,13 @@ class Pair(NamedTuple):
         code."""
         folder = FOLDER / self.name
         python = folder / "bin" / "python"
-        if not (folder / "ready").exists():
+        ready, wanted = folder / "ready", "\n".join(self.packages)
+        if not ready.exists() or ready.read_text() != wanted:
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([self.python, "-m", "venv", folder], check=True)
             pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             subprocess.run([*pip, "--editable", f"{ROOT}[embedded]", *self.packages], check=True)
-            (folder / "ready").touch()
+            ready.write_text(wanted)
         command = [python, "-m", "pytest", "-q", *TESTS, *arguments]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
 

@@ -16,8 +16,10 @@ ON_REDIS = (
     "tests/store", "tests/worker", "-m", "not elsewhere and not acceptance and not long",
     "-k", "not redis62 and not valkey",
 )  # fmt: skip
-#: What a database can do differently.
-ON_DATABASE = ("-m", "databases and not long", "--ignore=tests/pipeline")
+#: What a database can do differently. tests/databases is about the databases that the suite starts.
+ON_DATABASE = (
+    "-m", "databases and not long", "--ignore=tests/pipeline", "--ignore=tests/databases",
+)  # fmt: skip
 
 
 class Row(NamedTuple):

@@ -3,6 +3,7 @@ refuses."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from django.db import connections
 
 from django_delayq.core.message import new_id
-from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.models import ArchivedMessage, AuditRun, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.audit.confirm import confirmed as confirm
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
@@ -146,6 +147,21 @@ def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look
     assert (row["found"], row["confirmed"], row["repaired"], len(row["ids"])) == (12, 11, 11, 10)
     assert "only 11 of 12" in report.problems[0]
     assert len(world.store.client.redis.hkeys(world.key("attempts"))) == 1
+    assert AuditRun.objects.get().findings == 1
+
+
+def test_each_audit_of_all_topics_keeps_how_much_it_has_left(world: World, look: Look) -> None:
+    world.waiting()
+    damage.stray_attempts(world)
+    look(topic="orders")
+    for repair in (False, True, False):
+        look(repair=repair)
+    runs = AuditRun.objects.order_by("pk")
+    assert [(run.findings, json.loads(run.kinds).get("stray attempts")) for run in runs] == [
+        (1, 1),
+        (0, None),
+        (0, None),
+    ]
 
 
 @pytest.mark.long

@@ -32,7 +32,16 @@ from tests.store.life import whole_life
 LUA = files(package).joinpath("lua")
 PARTS = (RedisStore, Queries, Topics, BulkLoader, Repair, Reports)
 HEADER = ("Guarantee", "KEYS", "ARGV", "Returns")
-READING = {"durable_status", "ended", "find", "forecast", "leased_under", "list", "stats"}
+READING = {
+    "durable_status",
+    "ended",
+    "find",
+    "forecast",
+    "leased_under",
+    "list",
+    "oldest_finished",
+    "stats",
+}
 
 #: The least that a Redis user of django_delayq needs, for one prefix. docs/how-to/redis-user.md shows the
 #: same.
@@ -40,7 +49,7 @@ ACL = (
     "+eval", "+evalsha", "+time", "+hget", "+hmget", "+hgetall", "+hkeys", "+hexists", "+hscan", "+hset", "+hdel",
     "+hincrby", "+exists", "+expire", "+set", "+publish", "+sadd", "+smembers", "+subscribe",
     "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zrangebylex", "+zlexcount", "+zscore", "+zmscore", "+zcount", "+zcard", "+zscan",
-    "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
+    "+xadd", "+xlen", "+xdel", "+xack", "+xrevrange", "+xrange", "+xreadgroup", "+xautoclaim", "+xgroup|create",
     "+xgroup|delconsumer", "+xinfo|consumers",
 )  # fmt: skip
 #: Connection commands of redis-py and its cluster client.

@@ -9,8 +9,9 @@ from django.http import HttpRequest
 from django.urls import URLPattern
 
 from ...models import Dashboard
-from ..site import urls
+from ..site import page_urls
 from . import (  # noqa: F401 - their pages
+    api_tokens_page,
     archive_page,
     bulk_page,
     dead_letters_page,
@@ -34,7 +35,7 @@ class DashboardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_urls(self) -> list[URLPattern]:
         """Instead of the changelist and the forms of a model."""
-        return urls(self.admin_site)
+        return page_urls(self.admin_site)
 
     def has_module_permission(self, request: HttpRequest) -> bool:
         """Whether the admin's index shows it."""

@@ -56,7 +56,7 @@ def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) 
         _("Topic %(topic)s") % {"topic": topic},
         stats=stats,
         limits=get_settings().topics.get(topic),
-        declared=topic in registry.known_topics(),
+        declared=registry.is_declared(topic),
         now=timezone.now(),
         pause=pause,
         figures=next((row for row in overview.overview().topics if row.topic == topic), None),

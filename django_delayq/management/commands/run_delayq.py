@@ -12,7 +12,7 @@ import time
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand
@@ -28,11 +28,15 @@ from ...stats.unserved import unserved_topics
 from ...store import get_store
 from ...worker.process import startup
 from ...worker.process.console import configure_logging
+from ...worker.process.health import Address
 from ...worker.process.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
 from ...worker.process.supervisor import STOP_SIGNALS, Supervisor
 from ...worker.worker import Worker, WorkerOptions
 from ..cli import failure, whole
 from ..sql_services import check_tables, sql_services
+
+if TYPE_CHECKING:
+    from ...integrations.prometheus import WorkerMetrics
 
 logger = logging.getLogger("delayq.worker")
 
@@ -73,7 +77,14 @@ class Command(BaseCommand):
             "health-port",
             None,
             whole(0, 65535),
-            "port of /healthz and /readyz; each further process takes the next port",
+            "port of /healthz, /readyz and /metrics; each further process takes the next port, "
+            "without /metrics: the first one answers for all",
+        )
+        add(
+            "health-host",
+            "127.0.0.1",
+            str,
+            "address that the health port listens on; 0.0.0.0 or :: for probes from outside",
         )
         add("log-format", "auto", _log_format, "auto, pretty, logfmt or json")
         parser.add_argument("--burst", action="store_true", help="stop when no message is due")
@@ -124,7 +135,9 @@ class Command(BaseCommand):
             raise ConfigurationError(
                 "--archiver and --no-archiver contradict each other: give one of them."
             )
-        topics, weights = startup.choose_topics(options["topics"])
+        # All topics of a project may be consumed over HTTP: then it has an archiver only.
+        chosen = ((), {}) if options["archiver"] else startup.choose_topics(options["topics"])
+        topics, weights = chosen
         settings, store = get_settings(), get_store()
         weighted = {
             name: replace(settings.topics.get(name, conf.TopicSettings()), weight=weight)
@@ -147,8 +160,7 @@ class Command(BaseCommand):
             burst=options["burst"],
             max_messages=options["max_messages"],
         )
-        count, port = options["processes"], options["health_port"]
-        reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
+        metrics = _metrics(options)
         # Whoever reads "Ready" may stop this process: the signal waits until its handler is there.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         say(
@@ -160,8 +172,21 @@ class Command(BaseCommand):
             return run_services(
                 sql_services(store, f"{socket.gethostname()}:{os.getpid()}"),
                 options["burst"],
-                port,
+                _health_address(options),
+                metrics.page if metrics else None,
             )
+        settings = replace(settings, topics={**settings.topics, **weighted})
+        return self._run_workers(options, settings, worker_options, metrics)
+
+    def _run_workers(
+        self,
+        options: dict[str, Any],
+        settings: conf.Settings,
+        worker_options: WorkerOptions,
+        metrics: WorkerMetrics | None,
+    ) -> int:
+        count = options["processes"]
+        reload = django_settings.DEBUG if options["reload"] is None else options["reload"]
 
         def make_worker(index: int) -> Worker:
             # One process is enough for SQL, and leaves the others to the tasks.
@@ -169,7 +194,7 @@ class Command(BaseCommand):
 
             return Worker(
                 get_store(),
-                replace(settings, topics={**settings.topics, **weighted}),
+                settings,
                 worker_options,
                 perform_once=exactly_once.perform,
                 before_claims=relay.before_claims,
@@ -180,15 +205,23 @@ class Command(BaseCommand):
                 ),
             )
 
+        def work(index: int, reload: bool = False) -> int:
+            health_at = _health_address(options, index)
+            if metrics is None:
+                return run(make_worker(index), health_at, reload=reload)
+            with metrics.counting(index):
+                # One port answers for all processes.
+                page = None if index else metrics.page
+                return run(make_worker(index), health_at, reload=reload, metrics=page)
+
         if count == 1:
-            return run(make_worker(0), port, reload=reload and not options["burst"])
+            return work(0, reload and not options["burst"])
         connections.close_all()
-        store.close()  # each process makes its own connections, and a circuit breaker that can open
+        # Each process makes its own connections, and a circuit breaker that can open.
+        get_store().close()
         get_store.cache_clear()
         finite = options["burst"] or options["max_messages"] is not None
-        return Supervisor(
-            count, lambda index: run(make_worker(index), port and port + index), finite
-        ).run()
+        return Supervisor(count, work, finite).run()
 
     def _check(self, reports: list[Any]) -> None:
         findings = check_reports(reports, get_settings().wait_replicas)
@@ -216,6 +249,22 @@ def _log_format(text: str) -> str:  # choices= would not check the environment v
 def _sayer(log_format: str, stdout: Any) -> startup.Say:
     """How to write a line for people. With JSON logs it is a log line: a program reads stdout."""
     return (lambda line: logger.info("%s", line.strip())) if log_format == "json" else stdout.write
+
+
+def _health_address(options: dict[str, Any], index: int = 0) -> Address | None:
+    """Where process `index` answers probes; port 0 is any that is free."""
+    port = options["health_port"]
+    return None if port is None else Address(options["health_host"], port and port + index)
+
+
+def _metrics(options: dict[str, Any]) -> WorkerMetrics | None:
+    """What the health port answers to Prometheus. To be made before the processes."""
+    if not get_settings().metrics or options["health_port"] is None:
+        return None
+    from ...integrations.prometheus import WorkerMetrics
+
+    processes = 0 if options["archiver"] else options["processes"]
+    return WorkerMetrics(processes, has_database=not options["no_archiver"])
 
 
 @contextlib.contextmanager

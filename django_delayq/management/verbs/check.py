@@ -2,6 +2,7 @@
 
 Every topic is compared with limits for its lag, backlog and dead letters. A topic where messages
 wait and no worker serves it is critical. A paused topic is a warning, and its lag does not count.
+What breaks a rule of DELAYQ["ALERTS"] is critical, too.
 
   python manage.py delayq check
   python manage.py delayq check --topic orders --warn-lag 30s --critical-lag 5m --json
@@ -13,16 +14,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from django.db import Error
 
+from ...core.conf import get_settings
 from ...core.exceptions import DelayQError, StoreError
 from ...core.present import counted, on_one_line
 from ...core.times import in_words
 from ...outbox.existing import check_existing
+from ...stats.alerts.conditions import breaches, read_figures
 from ...stats.overview import TopicOverview, overview
 from ...store import get_store
 from ..cli import DURATIONS, Answer, Verb, parse_duration, whole
@@ -43,6 +47,8 @@ class Problem(NamedTuple):
     level: Level
     topic: str
     words: str
+    kind: str = ""
+    """Of the rules of ALERTS that are about the same."""
 
 
 class Command(Verb):
@@ -101,6 +107,7 @@ class Command(Verb):
         topics = [row for row in now.topics if options["topic"] in ("", row.topic)]
         for row in topics:
             problems += _problems(row, options)
+        problems = _with_alerts(problems, options["topic"])
         # Critical before unknown before a warning: the first is certain.
         order = [Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL]
         problems.sort(key=lambda problem: (-order.index(problem.level), problem.topic))
@@ -143,9 +150,26 @@ def _answer(
     )
 
 
+def _with_alerts(problems: list[Problem], topic: str) -> list[Problem]:
+    """What breaks the rules of ALERTS takes the place of a problem of the same kind. While the
+    database is away only that is known, which others report."""
+    if not (rules := get_settings().alerts):
+        return problems
+    found: dict[tuple[str, str], Problem] = {}
+    with suppress(Error):
+        for breach in breaches(rules, read_figures(get_store(), rules)):
+            if not topic or breach.topic in ("", topic):
+                words = f"{breach.words}, by the rule {breach.rule.name!r} of ALERTS"
+                place = (breach.topic, breach.rule.kind)
+                found[place] = Problem(Level.CRITICAL, breach.topic, words, breach.rule.kind)
+    others = [problem for problem in problems if (problem.topic, problem.kind) not in found]
+    return [*others, *found.values()]
+
+
 def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
     if row.unserved:
-        yield Problem(Level.CRITICAL, row.topic, "messages wait and no worker serves the topic")
+        words = "messages wait and no worker serves the topic"
+        yield Problem(Level.CRITICAL, row.topic, words, "unserved")
     if row.paused:
         yield Problem(Level.WARNING, row.topic, "the topic is paused")
     lag = timedelta() if row.paused else timedelta(seconds=row.lag)
@@ -158,7 +182,8 @@ def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
         for level in (Level.CRITICAL, Level.WARNING):
             limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
             if limit is not None and value >= limit:
-                yield Problem(level, row.topic, f"{words} (limit {_plain(limit)})")
+                kind = name if name in ("lag", "backlog") else ""
+                yield Problem(level, row.topic, f"{words} (limit {_plain(limit)})", kind)
                 break
 
 

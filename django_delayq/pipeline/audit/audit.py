@@ -9,7 +9,9 @@ read. So a healthy system in motion gives few candidates. A check of each by its
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 
@@ -18,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...archive.selection import newest_id
+from ...models import AuditRun
 from ...store import get_store
 from .. import schemas
 from ..job_errors import Code, LakeConflict, LakeError
@@ -216,6 +219,12 @@ class _Audit:
         self.report.rows = tuple(rows)
         self.report.figures |= {"confirmed": len(findings), "repaired": len(repaired)}
         self.report.code = Code.DIFFERENT if findings else Code.DONE
+        if not self.params.topic:  # the kind "audit" of ALERTS is about all topics
+            left = Counter(one.kind.value for one in findings)
+            left -= Counter(one.kind.value for one in repaired)
+            # Those beyond the limit have not been checked again, and are probably real.
+            left.update({kind.value: max(0, found - most) for kind, found in counts.items()})
+            AuditRun.objects.create(findings=left.total(), kinds=json.dumps(+left))
 
 
 def wait(seconds: float) -> None:

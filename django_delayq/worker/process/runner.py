@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ...core.service import Service, Sleeper
 from ..worker import Worker
 from .console import Console
-from .health import probes
+from .health import Address, probes
 from .reloader import Reloader
 from .supervisor import STOP_SIGNALS
 
@@ -54,9 +54,14 @@ class ExitCode(IntEnum):
     """Not for the shell: the code has changed, and the command calls start_anew()."""
 
 
-def run(worker: Worker, health_port: int | None = None, reload: bool = False) -> int:
+def run(
+    worker: Worker,
+    health_at: Address | None = None,
+    reload: bool = False,
+    metrics: Callable[[], bytes] | None = None,
+) -> int:
     """Work until a signal, the end of --burst or --max-messages, or changed code; then drain.
-    Returns the exit code."""
+    `metrics`: what the health port answers to Prometheus. Returns the exit code."""
     restart: list[bool] = []
 
     def changed() -> None:
@@ -65,8 +70,14 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
 
     health = (
         contextlib.nullcontext()
-        if health_port is None
-        else probes(health_port, lambda: not worker.stuck, lambda: worker.ready, worker.figures)
+        if health_at is None
+        else probes(
+            health_at,
+            lambda: not worker.stuck,
+            lambda: worker.ready,
+            worker.figures,
+            metrics,
+        )
     )
     with (
         contextlib.closing(Console()) as console,
@@ -100,7 +111,12 @@ def run(worker: Worker, health_port: int | None = None, reload: bool = False) ->
     return ExitCode.ABANDONED if left else ExitCode.OK
 
 
-def run_services(services: Sequence[Service], burst: bool, health_port: int | None = None) -> int:
+def run_services(
+    services: Sequence[Service],
+    burst: bool,
+    health_at: Address | None = None,
+    metrics: Callable[[], bytes] | None = None,
+) -> int:
     """Host services without a worker until a signal, or with `burst` until they have no work.
     Returns the exit code."""
     progress = Sleeper()
@@ -113,8 +129,8 @@ def run_services(services: Sequence[Service], burst: bool, health_port: int | No
 
     health = (
         contextlib.nullcontext()
-        if health_port is None
-        else probes(health_port, lambda: True, ready, figures)
+        if health_at is None
+        else probes(health_at, lambda: True, ready, figures, metrics)
     )
     with _signals(progress) as stop_requested, health:
         for service in services:

@@ -34,7 +34,7 @@ def choose_topics(option: str) -> tuple[tuple[str, ...], dict[str, int]]:
 
     Raises ConfigurationError for a topic that nobody declares.
     """
-    known = sorted(registry.known_topics())
+    known = sorted(registry.served_topics())
     names = [part.strip() for part in option.split(",") if part.strip()]
     weights: dict[str, int] = {}
     for topic, weight in (name.split(":", 1) for name in names if ":" in name):
@@ -49,6 +49,11 @@ def choose_topics(option: str) -> tuple[tuple[str, ...], dict[str, int]]:
         weights[topic] = int(weight)
     plain = [name.partition(":")[0] for name in names]
     for name in plain:
+        if name != "all" and get_settings().is_for_api(name.lstrip("-")):
+            raise ConfigurationError(
+                f"--topics: {name.lstrip('-')!r} is consumed over HTTP (API_TOPICS); no worker "
+                "serves it."
+            )
         if name != "all" and name.lstrip("-") not in known:
             raise ConfigurationError(
                 f"--topics: {name.lstrip('-')!r} is not declared. Known: {', '.join(known)}."

@@ -22,6 +22,7 @@ from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.worker.process import runner
+from django_delayq.worker.process.health import Address
 from django_delayq.worker.process.runner import ExitCode, run
 from django_delayq.worker.worker import Worker, WorkerOptions
 from tests.app.tasks import entered, gate, hang, record, seen, wait
@@ -206,7 +207,7 @@ def test_health_port_answers_while_it_works(
         send(signal.SIGTERM)()
 
     later(entered.is_set, probe)
-    assert run(worker(), 0) == 0
+    assert run(worker(), Address("127.0.0.1", 0)) == 0
     assert seen == [b"200"]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", ports[0]), 1)
@@ -214,7 +215,7 @@ def test_health_port_answers_while_it_works(
 
 def test_port_that_is_taken_is_an_error_of_the_configuration(worker: Any) -> None:
     with (
-        socket.create_server(("", 0)) as taken,
+        socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConfigurationError, match="health-port"),
     ):
-        run(worker(burst=True), taken.getsockname()[1])
+        run(worker(burst=True), Address("127.0.0.1", taken.getsockname()[1]))

@@ -106,8 +106,12 @@ def test_question_what_every_thread_does_goes_to_the_workers(
         sys.exit(Supervisor(2, work).run())
     """)
     eventually(lambda: len(made.pids()) == 2)
-    made.process.send_signal(signal.SIGUSR2)
-    eventually(lambda: all("in until_signal" in path.read_text() for path in stacks))
+
+    def asked() -> bool:  # again: a child runs before the supervisor has noted its number
+        made.process.send_signal(signal.SIGUSR2)
+        return all("in until_signal" in path.read_text() for path in stacks)
+
+    eventually(asked)
     made.process.send_signal(signal.SIGTERM)
     assert made.code() == 0
 

@@ -1,0 +1,139 @@
+"""Enqueue over HTTP: batches of 500 lines, and single calls beside a view that does nothing, by
+turns on one server."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tests.benchmarks.common import MEMORY, bench_server, median, options, report
+
+SECONDS = 3.0
+CLIENTS = 16
+BATCH = 500
+BODY = json.dumps({"task": "letter", "kwargs": {"order": 12345, "note": "x" * 60}}).encode()
+
+
+def request(path: str, body: bytes, kind: str, token: str) -> bytes:
+    """One request as it goes over the wire."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def calls_until(port: int, raw: bytes, until: float) -> int:
+    """How many calls one connection has made by then."""
+    count, received = 0, b""
+    with closing(socket.create_connection(("127.0.0.1", port))) as connection:
+        while time.monotonic() < until:
+            connection.sendall(raw)
+            while b"\r\n\r\n" not in received:
+                received += connection.recv(65536)
+            head, _, received = received.partition(b"\r\n\r\n")
+            assert head[9:11] == b"20", head
+            length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+            while len(received) < length:
+                received += connection.recv(65536)
+            received = received[length:]
+            count += 1
+            if b"connection: close" in head.lower():
+                connection.close()
+                return count + calls_until(port, raw, until)
+    return count
+
+
+def rate(port: int, raw: bytes, seconds: float) -> float:
+    """Calls in a second, by several clients."""
+    begun = time.monotonic()
+    with multiprocessing.get_context("fork").Pool(CLIENTS) as pool:
+        counts = pool.starmap(calls_until, [(port, raw, begun + seconds)] * CLIENTS)
+        return sum(counts) / (time.monotonic() - begun)
+
+
+@contextmanager
+def web_server(port: int) -> Iterator[None]:
+    """gunicorn, with a process for each core."""
+    command = [
+        "gunicorn",
+        "--workers=4",
+        "--threads=1",
+        "--keep-alive=30",
+        f"--bind=127.0.0.1:{port}",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--log-level=error", "tests.benchmarks.wsgi"]
+    )
+    try:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """By turns: batches, single calls, the view that does nothing."""
+    known = options(arguments, runs=5)
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        os.environ["DELAYQ_BENCH_SQLITE"] = str(Path(folder) / "db.sqlite3")
+        with bench_server() as server:
+            token, port = prepare()
+            single = request("/api/topics/letters/messages", BODY, "application/json", token)
+            lines = b"\n".join([BODY] * BATCH)
+            batch = request(
+                "/api/topics/letters/messages/batch", lines, "application/x-ndjson", token
+            )
+            bare = request("/bare/", BODY, "application/json", token)
+            rates: dict[str, list[float]] = {"batch": [], "single": [], "bare": []}
+            with web_server(port), closing(server.client()) as redis:
+                for raw in (bare, single, batch):
+                    rate(port, raw, 0.5)
+                for _ in range(known.runs):
+                    for case, raw in (("bare", bare), ("single", single), ("batch", batch)):
+                        rates[case].append(rate(port, raw, max(0.3, SECONDS * known.scale)))
+                        redis.flushdb()
+    middle = {case: median(values) for case, values in rates.items()}
+    report("api", middle["batch"] * BATCH, "messages/s", case=f"batches of {BATCH}")
+    share = [ours / bare for ours, bare in zip(rates["single"], rates["bare"], strict=True)]
+    report(
+        "api",
+        middle["single"],
+        "calls/s",
+        case="single calls",
+        bare_view=middle["bare"],
+        ratio=median(share),
+    )
+
+
+def prepare() -> tuple[str, int]:
+    """The tables, a token, and a free port."""
+    from django.core.management import call_command
+
+    from django_delayq.management.cli import ShellUser
+    from django_delayq.operators.api_tokens import TokenOptions, create_token
+
+    call_command("migrate", verbosity=0)
+    _, token = create_token(ShellUser("bench"), TokenOptions(name="bench", rights=["send"]))
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return token, int(free.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
