@@ -191,12 +191,7 @@ class _Erasure:
             after = max(0, newest - OVERLAP)
             if self._waits_for:
                 Sleeper().wait(PACE)
-        for life, topic in self._lives.items():
-            self._store.reports.forget(topic, [life.id])
-        for lives in chunked(self._lives, BATCH):  # ARCHIVE may have left no rows of them
-            self._erase_from_lists(Q(message_id__in=[UUID(bytes=life.id) for life in lives]))
-        if self._person.key_prefix and not self._person.argument:
-            self._erase_from_lists(Q(key__startswith=self._person.key_prefix))
+        self._erase_without_rows()
         self._erase_texts(gaps_of(self._person))
         return self._end(lake, dry_run=False)
 
@@ -310,6 +305,15 @@ class _Erasure:
                     rows.filter(pk=row.pk).update(**changed)
                     place = (model.__name__, row.pk)
                     self._meet("texts", place, "{} {}".format(*place))
+
+    def _erase_without_rows(self) -> None:
+        """What is known of messages of which ARCHIVE may have left no rows."""
+        for life, topic in self._lives.items():
+            self._store.reports.forget(topic, [life.id])
+        for lives in chunked(self._lives, BATCH):
+            self._erase_from_lists(Q(message_id__in=[UUID(bytes=life.id) for life in lives]))
+        if self._person.key_prefix and not self._person.argument:
+            self._erase_from_lists(Q(key__startswith=self._person.key_prefix))
 
     def _erase_from_lists(self, which: Q) -> None:
         """The lists of bulk operations on waiting messages. An operation that goes on does not need
