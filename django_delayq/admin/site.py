@@ -52,7 +52,6 @@ TABS = (
     ("recurring", _("Recurring")),
     ("operator_actions", _("Operator actions")),
     ("schedule", _("Schedule")),
-    ("api_tokens", _("API tokens")),
 )
 
 
@@ -67,6 +66,7 @@ _UNDER = {
     "unarchivable_entry": "archive",
     "bulk": "bulk_list",
     "bulk_new": "bulk_list",
+    "api_tokens": "operator_actions",
 }
 
 

@@ -32,7 +32,6 @@ from tests.store.factories import (
     leased,
     new_id,
     outgoing,
-    record,
     send,
     waiting,
     wakeups,
@@ -291,6 +290,6 @@ def listening(client: Redis, store: RedisStore):  # type: ignore[no-untyped-def]
 
 
 def test_the_record_that_is_sent_is_the_record_that_is_stored(store: RedisStore) -> None:
-    message_id = new_id()
-    send(store, (message_id, "raise", PAST, "", record(b"[1]")))
-    assert dump(store)["messages"][message_id][14:] == record(b"[1]")
+    message = outgoing()
+    send(store, message)
+    assert dump(store)["messages"][message.id][14:] == message.record
