@@ -35,7 +35,7 @@ LANGUAGES = {
         "Übersicht", "Dead Letters", "Archiv", "Statistik", "Sammelaktionen", "Worker", "Operator-Aktionen",
         "Einplanen", "Wiederkehrend",
     ],
-    "zh-hans": ["概览", "死信", "归档", "统计", "批量操作", "工作进程", "操作记录", "计划", "周期", "API 令牌"],
+    "zh-hans": ["概览", "死信", "归档", "统计", "批量操作", "工作进程", "操作记录", "计划", "周期"],
 }  # fmt: skip
 
 # The catalogues
