@@ -12,13 +12,14 @@ from django.db import models
 
 from django_delayq.archive.archiver import store_entries
 from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
+from django_delayq.core.times import When
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit.findings import FindingKind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import Outgoing, RedisStore
 from tests import hands
 from tests.app.tasks import record
 
@@ -123,7 +124,8 @@ def wrong_partition(world: World) -> str:
     message_id = new_id()[:-1] + b"\2"
     body = HEADER.pack(0x11, 60_000, task_code("tests.app.tasks.crowd")) + b"[7]"
     tasks = {task_code("tests.app.tasks.crowd"): "tests.app.tasks.crowd"}
-    world.store.enqueue(CROWD, tasks, [(message_id, "raise", FAR, "", body)])
+    message = Outgoing(message_id, "raise", When(FAR), When(), body)
+    world.store.enqueue(CROWD, tasks, [message])
     world.store.client.command(
         "HSET", world.key("attempts", CROWD), message_id, b"\0\2" + bytes(ATTEMPTS.size - 2)
     )
