@@ -18,6 +18,24 @@ from ...operators.bulk import BulkPreview, preview
 from .archive_form import query_of
 
 
+def reason_field() -> forms.CharField:
+    """Why somebody orders an operation on many messages."""
+    return forms.CharField(
+        label=gettext_lazy("Reason"),
+        required=False,
+        max_length=1000,
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text=gettext_lazy("Required, except for a dry run. Others read it later."),
+    )
+
+
+def word_field() -> forms.CharField:
+    """What has to be typed before very many messages are changed."""
+    return forms.CharField(
+        required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
+    )
+
+
 class BulkForm(forms.Form):
     """For one kind and one selection. A dry run needs neither a reason nor the word."""
 
@@ -40,16 +58,8 @@ class BulkForm(forms.Form):
             "Spreads the due times, so that the called systems are not flooded. Empty: no limit."
         ),
     )
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        required=False,
-        max_length=1000,
-        widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy("Required, except for a dry run. Others read it later."),
-    )
-    word = forms.CharField(
-        required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
-    )
+    reason = reason_field()
+    word = word_field()
 
     def __init__(self, kind: str, selection: Selection, data: QueryDict | None = None) -> None:
         """Raises the errors of preview()."""

@@ -20,6 +20,7 @@ from ...operators.bulk import ALL_TOPICS
 from ...operators.waiting_orders import WaitingChange, WaitingPreview
 from ...operators.waiting_selection import WaitingSelection
 from ...tasks import registry
+from .bulk_form import reason_field, word_field
 from .message_forms import DurationField, InstantField
 
 #: What can be done, as the form has it.
@@ -112,16 +113,8 @@ class WaitingChangeForm(forms.Form):
     to = forms.ChoiceField(
         label=gettext_lazy("To topic"), required=False, help_text=gettext_lazy("For a move.")
     )
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        required=False,
-        max_length=1000,
-        widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy("Required, except for a dry run. Others read it later."),
-    )
-    word = forms.CharField(
-        required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
-    )
+    reason = reason_field()
+    word = word_field()
 
     change_asked: WaitingChange
 

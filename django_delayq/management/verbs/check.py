@@ -41,7 +41,7 @@ class Level(IntEnum):
     UNKNOWN = 3
 
 
-class Problem(NamedTuple):
+class HealthProblem(NamedTuple):
     """What is wrong."""
 
     level: Level
@@ -88,7 +88,7 @@ class Command(Verb):
             # Without Redis nothing is well.
             level = Level.CRITICAL if isinstance(error, StoreError) else Level.UNKNOWN
             words = on_one_line(str(error))
-            problems = [Problem(level, "", words)]
+            problems = [HealthProblem(level, "", words)]
             return _answer(level, problems, words, data={"at": None, "topics": []})
 
     def _compared(self, options: dict[str, Any]) -> Answer:
@@ -99,11 +99,10 @@ class Command(Verb):
         problems = []
         if now.problem:
             level = Level.CRITICAL if now.stale else Level.UNKNOWN
-            problems.append(Problem(level, "", now.problem))
+            problems.append(HealthProblem(level, "", now.problem))
         if now.unarchivable and not options["topic"]:
-            problems.append(
-                Problem(Level.WARNING, "", "the archive refused messages: delayq unarchivable list")
-            )
+            words = "the archive refused messages: delayq unarchivable list"
+            problems.append(HealthProblem(Level.WARNING, "", words))
         topics = [row for row in now.topics if options["topic"] in ("", row.topic)]
         for row in topics:
             problems += _problems(row, options)
@@ -137,7 +136,7 @@ class Command(Verb):
 
 
 def _answer(
-    level: Level, problems: Sequence[Problem], text: str, *, data: dict[str, Any]
+    level: Level, problems: Sequence[HealthProblem], text: str, *, data: dict[str, Any]
 ) -> Answer:
     shown = [
         {"level": one.level.name.lower(), "topic": one.topic, "problem": one.words}
@@ -150,28 +149,28 @@ def _answer(
     )
 
 
-def _with_alerts(problems: list[Problem], topic: str) -> list[Problem]:
+def _with_alerts(problems: list[HealthProblem], topic: str) -> list[HealthProblem]:
     """What breaks the rules of ALERTS takes the place of a problem of the same kind. While the
     database is away only that is known, which others report."""
     if not (rules := get_settings().alerts):
         return problems
-    found: dict[tuple[str, str], Problem] = {}
+    found: dict[tuple[str, str], HealthProblem] = {}
     with suppress(Error):
         for breach in breaches(rules, read_figures(get_store(), rules)):
             if not topic or breach.topic in ("", topic):
                 words = f"{breach.words}, by the rule {breach.rule.name!r} of ALERTS"
                 place = (breach.topic, breach.rule.kind)
-                found[place] = Problem(Level.CRITICAL, breach.topic, words, breach.rule.kind)
+                found[place] = HealthProblem(Level.CRITICAL, breach.topic, words, breach.rule.kind)
     others = [problem for problem in problems if (problem.topic, problem.kind) not in found]
     return [*others, *found.values()]
 
 
-def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
+def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[HealthProblem]:
     if row.unserved:
         words = "messages wait and no worker serves the topic"
-        yield Problem(Level.CRITICAL, row.topic, words, "unserved")
+        yield HealthProblem(Level.CRITICAL, row.topic, words, "unserved")
     if row.paused:
-        yield Problem(Level.WARNING, row.topic, "the topic is paused")
+        yield HealthProblem(Level.WARNING, row.topic, "the topic is paused")
     lag = timedelta() if row.paused else timedelta(seconds=row.lag)
     figures: dict[str, tuple[Any, str]] = {
         "lag": (lag, f"lag {_plain(lag)}"),
@@ -183,7 +182,7 @@ def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[Problem]:
             limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
             if limit is not None and value >= limit:
                 kind = name if name in ("lag", "backlog") else ""
-                yield Problem(level, row.topic, f"{words} (limit {_plain(limit)})", kind)
+                yield HealthProblem(level, row.topic, f"{words} (limit {_plain(limit)})", kind)
                 break
 
 
