@@ -101,8 +101,8 @@ class Command(Verb):
             level = Level.CRITICAL if now.stale else Level.UNKNOWN
             problems.append(HealthProblem(level, "", now.problem))
         if now.unarchivable and not options["topic"]:
-            words = "the archive refused messages: delayq unarchivable list"
-            problems.append(HealthProblem(Level.WARNING, "", words))
+            refused = "the archive refused messages: delayq unarchivable list"
+            problems.append(HealthProblem(Level.WARNING, "", refused))
         topics = [row for row in now.topics if options["topic"] in ("", row.topic)]
         for row in topics:
             problems += _problems(row, options)
