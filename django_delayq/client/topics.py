@@ -101,9 +101,7 @@ def purge_batches(topic: str, reason: str, most: float = math.inf) -> Iterator[i
         # end.
         left = min(store.queries.stats(partition).waiting, most)
         while left > 0 and (ids := store.purge(partition, int(min(left, BATCH)), reason)):
-            signals.report(
-                signals.cancelled, topic, [signals.Event(i.hex(), reason=reason) for i in ids]
-            )
+            signals.report_ids(signals.cancelled, topic, ids, reason)
             left -= len(ids)
             most -= len(ids)
             yield len(ids)

@@ -8,7 +8,7 @@ settles. An error in a receiver is logged and does not stop the queue.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django.dispatch import Signal
@@ -118,6 +118,11 @@ topic_paused = TopicSignal()
 the pause. Sent by the caller."""
 topic_resumed = TopicSignal()
 """A paused topic goes on. Sent by the caller."""
+
+
+def report_ids(signal: Signal, topic: str, ids: Iterable[bytes], reason: str) -> None:
+    """Report messages of which only the ids are known."""
+    report(signal, topic, [Event(message_id.hex(), reason=reason) for message_id in ids])
 
 
 def report(signal: Signal, topic: str, events: Sequence[Event], **extra: Any) -> None:

@@ -27,6 +27,7 @@ from ..core.connections import close_all
 from ..core.exceptions import StoreError
 from ..core.message import Final
 from ..stats.figures import DatabaseCounts, TopicFigures, read_database, read_topics
+from ..stats.overview_sql import kept_for
 from ..store import get_store
 from ..store.queries import COUNTERS
 from ..store.store import RedisStore
@@ -34,10 +35,9 @@ from ..tasks import registry
 from ..worker.process.health import METRICS_TYPE
 from .run_counts import LATENESS_S, OTHER, RESULTS, RUN_S, RunCounts, RunFigures
 
-#: Seconds for which an answer of Redis is kept; of the database fifty times as long as its queries
-#: took, within these bounds. So many scrapers cost no more than one.
+#: Seconds for which an answer of Redis is kept; kept_for() says it of one of the database. So many
+#: scrapers cost no more than one.
 KEPT = 1.0
-SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
 
 
 class Metric(NamedTuple):
@@ -99,16 +99,12 @@ class _Kept(Generic[_Answer]):
             return self._answer
 
 
-def _sql_kept(took: float) -> float:
-    return min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
-
-
 @lru_cache(maxsize=1)
 def _topics_in(store: RedisStore) -> _Kept[Sequence[TopicFigures]]:
     return _Kept(lambda: read_topics(store), StoreError, lambda took: KEPT)
 
 
-_database = _Kept(read_database, Error, _sql_kept)
+_database = _Kept(read_database, Error, kept_for)
 
 
 class WorkerMetrics:

@@ -137,7 +137,18 @@ class RunCounts:
                     if before is None
                     else [a + b for a, b in zip(before, values, strict=True)]
                 )
-        return [_figures(topic, task, sums[topic, task]) for topic, task in sorted(sums)]
+        return [
+            RunFigures(
+                topic,
+                task,
+                results=values[:_LATE_AT],
+                lateness=values[_LATE_AT : _RUN_AT - 1],
+                lateness_sum=values[_RUN_AT - 1] / 1_000_000,
+                run=values[_RUN_AT : _ROW - 1],
+                run_sum=values[_ROW - 1] / 1_000_000,
+            )
+            for (topic, task), values in sorted(sums.items())
+        ]
 
 
 def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
@@ -148,15 +159,3 @@ def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
         name = bytes(table[at : at + _NAME]).rstrip(b"\0").decode("utf-8", "replace")
         topic, _, task = name.partition("\0")
         yield topic, task
-
-
-def _figures(topic: str, task: str, values: Sequence[int]) -> RunFigures:
-    return RunFigures(
-        topic,
-        task,
-        results=values[:_LATE_AT],
-        lateness=values[_LATE_AT : _RUN_AT - 1],
-        lateness_sum=values[_RUN_AT - 1] / 1_000_000,
-        run=values[_RUN_AT : _ROW - 1],
-        run_sum=values[_ROW - 1] / 1_000_000,
-    )

@@ -252,6 +252,14 @@ def filled(text: str) -> str:
     return text
 
 
+def name_and_value(text: str) -> tuple[str, str]:
+    """From NAME=VALUE. Only the value may be empty."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as order_id=7")
+    return name, value
+
+
 def parse_duration(text: str) -> timedelta:
     """From 90s, 15m, 2h, 30d or 4w; at most a hundred years, so that the calendar has its end."""
     if match := re.fullmatch(r"(\d{1,9})([smhdw])", text):

@@ -17,7 +17,7 @@ from ..core.message import Message
 from ..core.present import distance, on_one_line
 from ..operators.waiting_selection import WaitingSelection
 from ..worker.process.runner import ExitCode
-from .cli import filled, in_time_zone, parse_due
+from .cli import filled, in_time_zone, name_and_value, parse_due
 
 #: The head of a table of messages.
 HEAD = ("due", "in", "state", "topic", "task", "key", "attempt", "id")
@@ -59,7 +59,7 @@ def add_filters(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--argument",
-        type=_argument,
+        type=name_and_value,
         metavar="NAME=VALUE",
         help="messages with this argument: order_id=7, args.0=7, address.city=Bonn",
     )
@@ -75,13 +75,6 @@ def add_topic(parser: ArgumentParser, words: str) -> None:
 
 def _instant(text: str) -> Instant:
     return Instant(text, parse_due(text))
-
-
-def _argument(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as order_id=7")
-    return name, value
 
 
 def add_one(parser: ArgumentParser) -> None:

@@ -4,7 +4,7 @@ origins."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_changes
 from functools import lru_cache
 from itertools import chain
@@ -18,6 +18,7 @@ from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from ..archive.selection import Rows
+from ..core.chunks import chunked_by_weight
 from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
 from ..core.message import Priority, key_id, new_id
@@ -69,8 +70,9 @@ class Replayer:
         declared = lru_cache(registry.is_declared)
         rows = [row for row in locked if not self._walk.skip(_undeclared(row, declared))]
         count = 0
-        for pks in _chunks_of_bodies(self._without_keys_in_use(rows)):
-            content = self._walk.table.filter(pk__in=pks).order_by("pk")
+        meant = self._without_keys_in_use(rows)
+        for chunk in chunked_by_weight(meant, lambda row: int(row.size), CHUNK):
+            content = self._walk.table.filter(pk__in=[row.pk for row in chunk]).order_by("pk")
             if self._edit is None:
                 content = content.only(*_CONTENT)
             items: dict[int, Item] = {}
@@ -195,20 +197,6 @@ def _undeclared(row: Any, declared: Callable[[str], bool]) -> str:
         return "unknown topic"
     # The archive writes \0 otherwise: then the row does not have the key.
     return "undecodable" if row.key and key_id(row.topic, row.key) != row.message_id.bytes else ""
-
-
-def _chunks_of_bodies(rows: Sequence[Any]) -> Iterator[list[int]]:
-    """Ids of rows whose bodies fit into memory together."""
-    pks: list[int] = []
-    size = 0
-    for row in rows:
-        if pks and size + row.size > CHUNK:
-            yield pks
-            pks, size = [], 0
-        pks.append(row.pk)
-        size += row.size
-    if pks:
-        yield pks
 
 
 def _pair(edited: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

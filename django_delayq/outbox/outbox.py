@@ -19,6 +19,7 @@ from django.db import OperationalError, ProgrammingError, connections
 from django.db.models import Q, QuerySet
 
 from ..archive import archive_rows
+from ..core.chunks import chunked_by_weight
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
 from ..core.message import DURABLE, EXPIRES_WITH_DUE, with_stamp
@@ -231,9 +232,8 @@ def _insert(
     """Insert new ids in one statement, and given ids as their on_duplicate says. Returns the
     receipts of refused duplicates."""
     using = OutboxMessage.objects.using(get_settings().database)
-    for part in _parts(
-        [row for row, item in zip(rows, items, strict=True) if not item.template.fixed]
-    ):
+    new = [row for row, item in zip(rows, items, strict=True) if not item.template.fixed]
+    for part in chunked_by_weight(new, lambda row: len(row.record), STATEMENT_BYTES):
         using.bulk_create(part)
     refused: list[Receipt] = []
     # In one order, so that two calls with the same keys wait for each other and do not deadlock.
@@ -247,21 +247,6 @@ def _insert(
         if base_mode(row.on_duplicate) == "raise":
             refused.append(item.receipt)
     return refused
-
-
-def _parts(rows: Sequence[OutboxMessage]) -> Iterator[list[OutboxMessage]]:
-    """The rows of each statement: at most 1 MiB of records, as MariaDB's max_allowed_packet is 16
-    MiB."""
-    part: list[OutboxMessage] = []
-    size = 0
-    for row in rows:
-        size += len(row.record)
-        if part and size > STATEMENT_BYTES:
-            yield part
-            part, size = [], len(row.record)
-        part.append(row)
-    if part:
-        yield part
 
 
 def _insert_given(row: OutboxMessage, may_exist: bool, is_unsent: bool) -> bool:

@@ -37,7 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # JSON there gets the JSON alone.
     tell = ignore if options.json and submitted() else partial(print, file=sys.stderr, flush=True)
     try:
-        params = Params.decode(_read(options.params))
+        try:
+            from_stdin = options.params == "-"
+            raw = sys.stdin.buffer.read() if from_stdin else Path(options.params).read_bytes()
+        except OSError as error:
+            raise Refused(f"{options.params} cannot be read: {error.strerror}.") from error
+        params = Params.decode(raw)
         start = start_of(vars(options))
         params_from_django.set_up(params)
         report = run_job(options.job, params, start, tell)
@@ -53,13 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(report.code)
     sys.stdout.write((rendering.as_json if options.json else rendering.as_text)(report) + "\n")
     return int(report.code)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}.") from error
 
 
 if __name__ == "__main__":

@@ -75,7 +75,10 @@ def read_topics(store: RedisStore) -> Sequence[TopicFigures]:
         partition for partition, part in zip(partitions, stats, strict=True) if part.finished
     ]
     ages = dict(zip(unarchived, store.queries.oldest_finished(unarchived), strict=True))
-    workers = _workers(store)
+    now_ms, workers = store.clock_ms(), Counter[str]()
+    for beat in store.workers.heartbeats().values():
+        if now_ms - beat["at_ms"] <= ALIVE_FOR * 1000 and not beat.get("draining"):
+            workers.update(beat.get("topics", ()))
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
     archive_lag: dict[str, float] = defaultdict(float)
     for partition, part in zip(partitions, stats, strict=True):
@@ -110,15 +113,6 @@ def count_dead_letters(age: timedelta) -> Counter[str]:
     with connection.cursor() as cursor:
         cursor.execute(_DEAD_SINCE.format(archive=archive, cap=DEAD_CAP), [since])
         return Counter(dict(cursor.fetchall()))
-
-
-def _workers(store: RedisStore) -> Counter[str]:
-    """How many living workers serve each topic."""
-    now_ms, counts = store.clock_ms(), Counter[str]()
-    for beat in store.workers.heartbeats().values():
-        if now_ms - beat["at_ms"] <= ALIVE_FOR * 1000 and not beat.get("draining"):
-            counts.update(beat.get("topics", ()))
-    return counts
 
 
 def _figures(

@@ -37,8 +37,6 @@ from .overview_sql import MINUTE_MS, DatabaseFigures
 #: An answer of Redis is kept for so many seconds. A failure is kept for longer, so that a frozen
 #: server holds up one request and not each.
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
-#: An answer of the database is kept fifty times as long as its queries took, within these bounds.
-SQL_KEPT, SQL_SHARE, SQL_KEPT_AT_MOST = 5.0, 50.0, 60.0
 #: While nothing was read yet, a request waits so many seconds for the one that reads.
 FIRST_WAIT = 2.0
 #: A worker is dead after so many seconds without a heartbeat: two and a half beats.
@@ -343,7 +341,7 @@ class _Reader:
         except Error as error:
             problem = overview_sql.problem_of(error)
         took = time.monotonic() - began
-        kept = SQL_KEPT if problem else min(SQL_KEPT_AT_MOST, max(SQL_KEPT, SQL_SHARE * took))
+        kept = overview_sql.kept_for(0.0 if problem else took)
         self._database.keep(began + took + kept, problem)
         self._compose()
 

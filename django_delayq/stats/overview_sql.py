@@ -30,6 +30,10 @@ RUNS_SINCE = timedelta(days=1)
 
 MINUTE_MS = 60_000
 
+#: Seconds for which an answer of the database is kept: fifty times as long as its queries took,
+#: within these bounds.
+KEPT, KEPT_SHARE, KEPT_AT_MOST = 5.0, 50.0, 60.0
+
 _DEAD = """
 SELECT topic, COUNT(*) FROM (
     SELECT topic FROM {archive}
@@ -68,6 +72,11 @@ class DatabaseFigures:
     """The newest."""
     unarchivable: bool = False
     """Whether there are messages that the archive refused."""
+
+
+def kept_for(took: float) -> float:
+    """How many seconds an answer is kept whose queries took so many."""
+    return min(KEPT_AT_MOST, max(KEPT, KEPT_SHARE * took))
 
 
 def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigures:

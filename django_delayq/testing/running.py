@@ -25,10 +25,8 @@ from ..client.enqueue import is_of_a_test
 from ..core import signals
 from ..core.exceptions import DelayQError, InvalidMessage, StoreUnavailable
 from ..core.message import Found, Message, State, task_code_of
-from ..core.signals import Event
 from ..outbox.relay import Relay
 from ..store.finished import FinishedStream
-from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.store import RedisStore
 from ..tasks import registry
@@ -189,17 +187,12 @@ class DueRunner:
             for lease in claimed.leases:
                 self._run(lease, reraise)
             if claimed.over:
-                self._report_expired(partition, claimed.over)
+                signals.report_ids(signals.expired, partition.topic, claimed.over, "expired")
+                known = filter(None, (self._known.get(one.hex()) for one in claimed.over))
+                self.runs += [_run_of(message, "expired") for message in known]
             if claimed.leases or claimed.over:
                 return True
         return False  # what is due there is paused, or a limit holds it back
-
-    def _report_expired(self, partition: Partition, over: Sequence[bytes]) -> None:
-        events = [Event(message_id.hex(), reason="expired") for message_id in over]
-        signals.report(signals.expired, partition.topic, events)
-        for message_id in over:
-            if (message := self._known.get(message_id.hex())) is not None:
-                self.runs.append(_run_of(message, "expired"))
 
     def _run(self, lease: Lease, reraise: bool) -> None:
         self._shared.held.add(lease)

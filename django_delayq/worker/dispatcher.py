@@ -14,7 +14,6 @@ from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
 from ..core.message import task_code_of
 from ..core.service import Service
-from ..core.signals import Event
 from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
@@ -217,8 +216,8 @@ class Dispatcher(Service):
                 self._shared.settings.finished_limit,
             )
         if claimed.over:
-            events = [Event(message_id.hex(), reason="expired") for message_id in claimed.over]
-            signals.report(signals.expired, visit.partition.topic, events)
+            topic = visit.partition.topic
+            signals.report_ids(signals.expired, topic, claimed.over, "expired")
         self.agenda.charge(visit.partition.topic, max(1, len(claimed.leases)))
 
     def _feed(self, leases: list[Lease]) -> None:

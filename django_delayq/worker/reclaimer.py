@@ -8,7 +8,6 @@ from ..core import signals
 from ..core.exceptions import StoreError
 from ..core.present import counted
 from ..core.service import Service
-from ..core.signals import Event
 from ..store.client import BATCH
 from .agenda import Agenda
 from .shared import Shared
@@ -45,15 +44,13 @@ class Reclaimer(Service):
                 if back:
                     messages = counted(len(back), "message")
                     logger.warning("%s of %s sent back: the worker vanished", messages, partition)
-                    events = [Event(i.hex(), reason="lease ended") for i in back]
-                    signals.report(signals.reclaimed, partition.topic, events)
+                    signals.report_ids(signals.reclaimed, partition.topic, back, "lease ended")
                 if dead:
                     messages = counted(len(dead), "message")
                     logger.error(
                         "%s of %s dead after too many crashed workers", messages, partition
                     )
-                    events = [Event(i.hex(), reason="poison") for i in dead]
-                    signals.report(signals.dead, partition.topic, events)
+                    signals.report_ids(signals.dead, partition.topic, dead, "poison")
             except StoreError as error:
                 if not error.is_bug:
                     raise

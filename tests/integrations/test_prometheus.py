@@ -32,7 +32,6 @@ MODES = Partition("modes", 0)
 @pytest.fixture(autouse=True)
 def nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(prometheus, "KEPT", 0.0)
-    monkeypatch.setattr(prometheus, "_sql_kept", lambda took: 0.0)
     prometheus._topics_in.cache_clear()
     prometheus._database._until = 0.0
     monkeypatch.setattr(prometheus._database, "_kept", lambda took: 0.0)

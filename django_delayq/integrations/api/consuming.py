@@ -25,7 +25,6 @@ from ...core.exceptions import (
     UnknownTopic,
 )
 from ...core.message import Body, Record, State, decode_body, task_code_of
-from ...core.signals import Event
 from ...core.times import duration_ms, shown_instant
 from ...models import ApiRight
 from ...outbox import relay
@@ -173,7 +172,7 @@ class Consumer:
                 claimed = self._claims.claim(partition, count - len(leased), os.urandom(16))
                 if claimed.next_due_ms is not None and not claimed.unarchived:
                     next_due.append(claimed.next_due_ms)
-                _report_expired(partition, claimed.over)
+                signals.report_ids(signals.expired, partition.topic, claimed.over, "expired")
                 shared = _shared(self._store, caller)
                 shared.clock.sync(claimed.now_us)
                 for lease in claimed.leases:
@@ -205,15 +204,7 @@ class Consumer:
             (signals.reclaimed, back, "lease ended"),
             (signals.dead, dead, "poison"),
         ):
-            if ids:
-                events = [Event(i.hex(), reason=reason) for i in ids]
-                signals.report(signal, partition.topic, events)
-
-
-def _report_expired(partition: Partition, over: Sequence[bytes]) -> None:
-    if over:
-        events = [Event(message_id.hex(), reason="expired") for message_id in over]
-        signals.report(signals.expired, partition.topic, events)
+            signals.report_ids(signal, partition.topic, ids, reason)
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ Exit codes: 0 all is erased, 1 something is left (or an error): run it again lat
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, ArgumentTypeError
+from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +25,7 @@ from django.core.management.base import CommandError
 from ...archive.erasure import Person
 from ...operators.erase import WAIT, EraseLake, erase
 from ...worker.process.runner import ExitCode
-from ..cli import DURATIONS, Answer, Verb, add_record, parse_duration
+from ..cli import DURATIONS, Answer, Verb, add_record, name_and_value, parse_duration
 
 
 class Command(Verb):
@@ -35,7 +35,7 @@ class Command(Verb):
         """Whose data, where, and for the record."""
         parser.add_argument(
             "--argument",
-            type=_argument,
+            type=name_and_value,
             default=("", None),
             metavar="NAME=VALUE",
             help="with this argument, JSON or text; a.b=VALUE looks into objects and lists",
@@ -122,13 +122,6 @@ class Command(Verb):
                 "Nothing was erased. Try --dry-run first, and confirm, or give --yes.",
                 returncode=ExitCode.CONFIGURATION,
             )
-
-
-def _argument(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not (name and separator):
-        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 def _lake(folder: str) -> EraseLake:

@@ -50,6 +50,7 @@ from ..cli import (
     Reporter,
     Verb,
     filled,
+    name_and_value,
     parse_duration,
     parse_instant,
     user_of_shell,
@@ -249,7 +250,7 @@ def _add_field(parser: ArgumentParser, field: FieldInfo, doc: str) -> None:
         settings |= {"action": "store_const", "const": not field.default}
     elif "=" in metavar:
         name = name.removesuffix("s")
-        settings |= {"action": "append", "type": _pair, "metavar": metavar}
+        settings |= {"action": "append", "type": name_and_value, "metavar": metavar}
         settings["help"] += " May be repeated."
     else:
         settings |= {"type": _reader(field, metavar), "required": field.required}
@@ -283,13 +284,6 @@ def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
             raise ArgumentTypeError(f"{text!r} is not possible: {error}") from error
 
     return read
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, value = map(str.strip, text.partition("="))
-    if not name or not value:
-        raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
 
 
 def _absolute(path: str) -> str:

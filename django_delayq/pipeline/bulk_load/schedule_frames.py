@@ -353,19 +353,17 @@ def _reader(annotation: str) -> Callable[[pa.Array], pa.Array]:
     kind = _WRITTEN[annotation]
 
     def readable(texts: pa.Array) -> pa.Array:
-        return pa.array([_is_readable(text, kind) for text in texts.to_pylist()], pa.bool_())
+        found: list[bool | None] = []
+        for text in texts.to_pylist():
+            try:
+                if text is not None:
+                    msgspec.json.decode(text, type=kind)
+                found.append(None if text is None else True)
+            except (msgspec.MsgspecError, UnicodeError):
+                found.append(False)
+        return pa.array(found, pa.bool_())
 
     return readable
-
-
-def _is_readable(text: str | None, kind: type) -> bool | None:
-    if text is None:
-        return None
-    try:
-        msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeError):
-        return False
-    return True
 
 
 def _body(planned: Plan, name: Column) -> Column:

@@ -80,15 +80,13 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _fields_of(lines: pa.Array) -> pa.Array:
-    return pa.array(
-        [_object_of(line) for line in lines.to_pylist()], pa.map_(pa.string(), pa.string())
-    )
-
-
-def _object_of(line: bytes) -> list[tuple[str, str]] | None:
-    try:
-        msgspec.json.decode(line)  # all of it, for what is taken raw is hardly looked at
-        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        return [(name, bytes(value).decode()) for name, value in found.items()]
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+    """The fields of each line with their JSON; null for a line that is no object."""
+    objects: list[list[tuple[str, str]] | None] = []
+    for line in lines.to_pylist():
+        try:
+            msgspec.json.decode(line)  # all of it, for what is taken raw is hardly looked at
+            found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+            objects.append([(name, bytes(value).decode()) for name, value in found.items()])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            objects.append(None)
+    return pa.array(objects, pa.map_(pa.string(), pa.string()))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -83,7 +83,14 @@ class LakeErasure:
                     if not more:
                         raise
             self._lake.sweep(GRACE)
-        return LakeErased(len(found), [str(pk) for pk in found[:SAMPLE]], left, self._notes())
+        old = len([*self._lake.replaced(0)])
+        note = (
+            f"{old:,} files of the lake that were replaced are still on its disk, for those who "
+            f"read them. The first export or erasure after 24 hours removes them."
+        )
+        return LakeErased(
+            len(found), [str(pk) for pk in found[:SAMPLE]], left, [note] if old else []
+        )
 
     def _erase(self, person: Person, delete: bool) -> list[int]:
         commits = self._ledger.catch_up()
@@ -137,7 +144,8 @@ class LakeErasure:
                 writer.write_batch(batch, row_group_size=ROWS)
                 pks += batch.column("id").to_pylist()
         for batch in self._batches(file):
-            for row in _numbers(batch, ids):
+            owned = pa.array([pk in ids for pk in batch.column("id").to_pylist()])
+            for row in batch.filter(owned).cast(_NUMBERS).to_pylist():
                 (lo,) = (lo for lo, hi in edges if lo < row["id"] <= hi)
                 changes[lo][0] -= int(delete)
                 changes[lo][1] += (0 if delete else row_hash(redacted(row))) - row_hash(row)
@@ -202,15 +210,6 @@ class LakeErasure:
         except (OSError, pa.ArrowInvalid) as error:
             raise LakeError(f"{path} cannot be read: {error}. Nothing is erased.") from error
 
-    def _notes(self) -> list[str]:
-        old = len([*self._lake.replaced(0)])
-        if not old:
-            return []
-        return [
-            f"{old:,} files of the lake that were replaced are still on its disk, for those who "
-            f"read them. The first export or erasure after 24 hours removes them."
-        ]
-
 
 def _without(batch: pa.RecordBatch, ids: set[int], delete: bool) -> pa.RecordBatch:
     """The rows, those with these ids redacted or left out."""
@@ -222,13 +221,6 @@ def _without(batch: pa.RecordBatch, ids: set[int], delete: bool) -> pa.RecordBat
     rows = batch.to_pylist()
     changed = [redacted(row) if one else row for row, one in zip(rows, owned, strict=True)]
     return pa.RecordBatch.from_pylist(changed, schema=batch.schema)
-
-
-def _numbers(batch: pa.RecordBatch, ids: set[int]) -> list[dict[str, Any]]:
-    """The rows with these ids, for row_hash()."""
-    owned = pa.array([pk in ids for pk in batch.column("id").to_pylist()])
-    rows: list[dict[str, Any]] = batch.filter(owned).cast(_NUMBERS).to_pylist()
-    return rows
 
 
 def _compare(path: Path, batches: Iterator[pa.RecordBatch]) -> None:

@@ -28,18 +28,16 @@ def row_hash(row: Mapping[str, Any]) -> int:
     found = SEED
     for field in schemas.ARCHIVE:
         value = row[field.name]
-        if value is not None:
-            found = xxh64(_encoded(value, field.type), found)
+        if value is None:
+            continue
+        if pa.types.is_string(field.type):
+            data = str(value).encode()
+        elif pa.types.is_float64(field.type):
+            data = struct.pack("<d", value + 0.0)  # both zeros have one hash
+        else:
+            data = struct.pack("<i" if pa.types.is_int32(field.type) else "<q", value)
+        found = xxh64(data, found)
     return found - 2**64 if found >= 2**63 else found
-
-
-def _encoded(value: Any, kind: pa.DataType) -> bytes:
-    if pa.types.is_string(kind):
-        return str(value).encode()
-    if pa.types.is_float64(kind):
-        # Both zeros have one hash.
-        return struct.pack("<d", value + 0.0)
-    return struct.pack("<i" if pa.types.is_int32(kind) else "<q", value)
 
 
 def xxh64(data: bytes, seed: int) -> int:

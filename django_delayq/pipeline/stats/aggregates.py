@@ -165,13 +165,13 @@ def buckets(n: Numbers) -> Numbers:
 
 def merged_histograms(histograms: pa.Array) -> pa.Array:
     """The sum of each list of histograms. A histogram is a text."""
-    return pa.array([_sum(texts) for texts in histograms.to_pylist()], pa.string())
-
-
-def _sum(texts: Sequence[str]) -> str | None:
-    if len(texts) > 1:
-        return histogram.encode(histogram.merge_histograms(map(histogram.decode, texts)))
-    return texts[0] if texts else None
+    sums: list[str | None] = []
+    for texts in histograms.to_pylist():
+        if len(texts) > 1:
+            sums.append(histogram.encode(histogram.merge_histograms(map(histogram.decode, texts))))
+        else:
+            sums.append(texts[0] if texts else None)
+    return pa.array(sums, pa.string())
 
 
 def _gathered(

@@ -85,7 +85,7 @@ class Alerter(Service):
         for delivery in due.order_by("pk")[:BATCH]:
             if self.stopping:
                 return
-            if _is_early(delivery) or not _claim(delivery):
+            if not _claim(delivery):
                 continue
             try:
                 deliver(delivery.target, _notice(delivery))
@@ -104,7 +104,7 @@ class Alerter(Service):
 def note(rules: Sequence[AlertRule], figures: AlertFigures, now: datetime) -> None:
     """Compare what is wrong now with the open alerts; begin and end alerts. Several processes may
     do it at once. Raises django.db.Error."""
-    found = {_key(breach.rule.name, breach.topic): breach for breach in breaches(rules, figures)}
+    found = {f"{breach.rule.name}|{breach.topic}": breach for breach in breaches(rules, figures)}
     known = {rule.name: rule for rule in rules if is_known(rule, figures)}
     open_alerts = {
         alert.open_key: alert
@@ -117,11 +117,8 @@ def note(rules: Sequence[AlertRule], figures: AlertFigures, now: datetime) -> No
     for key, alert in open_alerts.items():
         if key not in found:
             _note_calm(alert, known[alert.rule], now)
-    _forget_old(now)
-
-
-def _key(rule: str, topic: str) -> str:
-    return f"{rule}|{topic}"
+    Alert.objects.filter(ended_at__lt=now - KEPT).delete()
+    Alert.objects.filter(open_key__isnull=False, seen_at__lt=now - FORGOTTEN_AFTER).delete()
 
 
 def _open(key: str, breach: Breach, now: datetime) -> Alert | None:
@@ -181,24 +178,17 @@ def _tell(alert: Alert, event: str, targets: Iterable[str], now: datetime) -> No
     )
 
 
-def _forget_old(now: datetime) -> None:
-    Alert.objects.filter(ended_at__lt=now - KEPT).delete()
-    Alert.objects.filter(open_key__isnull=False, seen_at__lt=now - FORGOTTEN_AFTER).delete()
-
-
 # Deliveries
 
 
-def _is_early(delivery: AlertDelivery) -> bool:
-    """Whether the target has not been told yet that the alert has begun."""
+def _claim(delivery: AlertDelivery) -> bool:
+    """Whether this process is to deliver it now: one of all that try, and a target hears of the
+    end after the beginning."""
     before = AlertDelivery.objects.filter(
         alert=delivery.alert_id, target=delivery.target, event="begun", next_try_at__isnull=False
     )
-    return delivery.event == "ended" and before.exists()
-
-
-def _claim(delivery: AlertDelivery) -> bool:
-    """Whether this process is to deliver it: one of all that try."""
+    if delivery.event == "ended" and before.exists():
+        return False
     row = AlertDelivery.objects.filter(pk=delivery.pk, next_try_at=delivery.next_try_at)
     return bool(row.update(next_try_at=timezone.now() + CLAIM, attempts=F("attempts") + 1))
 

@@ -71,23 +71,19 @@ def is_known(rule: AlertRule, figures: AlertFigures) -> bool:
 
 def breaches(rules: Sequence[AlertRule], figures: AlertFigures) -> list[Breach]:
     """All that is wrong by the rules."""
-    return [
-        breach for rule in rules if is_known(rule, figures) for breach in _breaches(rule, figures)
-    ]
-
-
-def _breaches(rule: AlertRule, figures: AlertFigures) -> Iterator[Breach]:
-    for topic, value, words in _VALUES[rule.kind](rule, figures):
-        if value >= rule.limit:
-            limit = _limit(rule)
-            yield Breach(rule, topic, value, f"{words} (limit {limit})" if limit else words)
-
-
-def _limit(rule: AlertRule) -> str:
-    unit = ALERT_KINDS[rule.kind]
-    if unit == "duration":
-        return in_words(rule.limit)
-    return f"{rule.limit:,.0f}" if unit else ""
+    found = []
+    for rule in rules:
+        if not is_known(rule, figures):
+            continue
+        unit = ALERT_KINDS[rule.kind]
+        limit = in_words(rule.limit) if unit == "duration" else f"{rule.limit:,.0f}"
+        suffix = f" (limit {limit})" if unit else ""
+        found += [
+            Breach(rule, topic, value, words + suffix)
+            for topic, value, words in _VALUES[rule.kind](rule, figures)
+            if value >= rule.limit
+        ]
+    return found
 
 
 # What each kind measures: topic, value, and the value in words

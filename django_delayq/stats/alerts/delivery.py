@@ -60,19 +60,15 @@ def deliver(target: str, notice: AlertNotice) -> None:
     if is_url(target):
         _post(target, notice)
     elif is_mail(target):
+        lines = [notice.text, "", f"Rule: {notice.rule}", f"Began: {notice.began_at.isoformat()}"]
+        if notice.ended_at:
+            lines.append(f"Ended: {notice.ended_at.isoformat()}")
         try:
-            send_mail(notice.text, _body(notice), None, [target])
+            send_mail(notice.text, "\n".join(lines) + "\n", None, [target])
         except OSError as error:  # also all of smtplib's
             raise NotDelivered(f"The mail was not sent: {error}") from error
     else:
         import_string(target)(notice)
-
-
-def _body(notice: AlertNotice) -> str:
-    lines = [notice.text, "", f"Rule: {notice.rule}", f"Began: {notice.began_at.isoformat()}"]
-    if notice.ended_at:
-        lines.append(f"Ended: {notice.ended_at.isoformat()}")
-    return "\n".join(lines) + "\n"
 
 
 class _NoRedirect(HTTPRedirectHandler):
