@@ -54,6 +54,7 @@ def content(results: Path) -> Any:
     return json.loads(results.read_text())
 
 
+@pytest.mark.long
 def test_results_name_the_machine_and_have_a_figure_a_ceiling_and_a_ratio(content: Any) -> None:
     assert content["machine"]["python"] and content["machine"]["date"]
     assert [one["workload"] for one in content["results"]] == ["enqueue", "burst"]
@@ -61,10 +62,12 @@ def test_results_name_the_machine_and_have_a_figure_a_ceiling_and_a_ratio(conten
         assert one["figure"] > 0 and one["ceiling"] > 0 and one["ratio"] > 0 and one["runs"] == 2
 
 
+@pytest.mark.long
 def test_no_burst_began_early(content: Any) -> None:
     assert content["results"][1]["early"] == 0
 
 
+@pytest.mark.long
 def test_the_page_has_tables_bars_and_a_chart(results: Path, tmp_path: Path) -> None:
     page.main([str(results), "--docs", str(tmp_path)])
     text = (tmp_path / "benchmarks.md").read_text()
@@ -72,6 +75,7 @@ def test_the_page_has_tables_bars_and_a_chart(results: Path, tmp_path: Path) -> 
     assert "(images/burst.svg)" in text and (tmp_path / "images" / "burst.svg").exists()
 
 
+@pytest.mark.long
 def test_charts_can_be_read_aloud(content: Any) -> None:
     peer = {
         "workload": "burst",
@@ -92,6 +96,7 @@ def test_charts_can_be_read_aloud(content: Any) -> None:
         assert root.findtext(f"{SVG}title") and root.findtext(f"{SVG}desc")
 
 
+@pytest.mark.long
 def test_ours_runs_as_the_peers_do() -> None:
     require("redis7")
     assert measure.enqueue(OURS, 0.01).figure > 0

@@ -94,6 +94,7 @@ def test_the_rights_of_a_redis_user_are_those_that_the_tests_give_it() -> None:
     assert sorted(re.findall(r"\+[a-z|]+", text)) == sorted(ACL)
 
 
+@pytest.mark.long
 def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
     require_embedded()
     for code in blocks(docs("how-to/test.md")):

@@ -17,6 +17,7 @@ def test_a_replay_goes_on_after_its_worker_is_killed(figure: Figure) -> None:
     figure(f"each of 6,000 replayed once; {figures['pause']} s without progress after the kill")
 
 
+@pytest.mark.long
 def test_a_replay_goes_on_at_once_after_its_worker_is_told_to_stop(figure: Figure) -> None:
     figures = run("bulk", "--term", "--count", "6000")
     assert 3_000 <= figures["killed_at"] < 6_000

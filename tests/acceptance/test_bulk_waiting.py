@@ -99,7 +99,7 @@ def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind
         assert after == {name: due + by * (name in meant) for name, due in before.items()}
 
 
-@pytest.mark.parametrize("kind", ["cancel", "shift"])
+@pytest.mark.parametrize("kind", [pytest.param("cancel", marks=pytest.mark.long), "shift"])
 def test_after_kill_9_of_the_worker_exactly_the_campaign_is_changed_once(
     kind: str, delayq: RedisStore, start_worker: Callable[[], WorkerProcess], figure: Figure
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_shop_answers_until_ctrl_c_ends_everything(start: Start, output: Cal
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.long
 def test_killing_the_launcher_leaves_no_child(start: Start, output: Callable[[], str]):
     launcher = start()
     children = children_of(launcher, output)
@@ -101,6 +102,7 @@ def test_killing_the_launcher_leaves_no_child(start: Start, output: Callable[[],
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.long
 def test_a_second_demo_in_the_same_directory_is_refused(start: Start, output: Callable[[], str]):
     children_of(start(), output)
     assert start("--smoke").wait(10) == 1

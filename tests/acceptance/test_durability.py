@@ -26,7 +26,13 @@ def run(program: str, *arguments: str, database: str = "sqlite") -> Any:
     return json.loads(done.stdout.splitlines()[0])
 
 
-@pytest.mark.parametrize("how", [(), ("--kill",)], ids=["FLUSHALL", "killed and emptied"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param((), id="FLUSHALL"),
+        pytest.param(("--kill",), id="killed and emptied", marks=pytest.mark.long),
+    ],
+)
 def test_redis_that_loses_everything_loses_no_durable_message(
     figure: Figure, how: tuple[str, ...]
 ) -> None:
@@ -37,7 +43,13 @@ def test_redis_that_loses_everything_loses_no_durable_message(
     )
 
 
-@pytest.mark.parametrize("how", [(), ("--frozen",)], ids=["stopped", "frozen"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param((), id="stopped", marks=pytest.mark.long),
+        pytest.param(("--frozen",), id="frozen"),
+    ],
+)
 def test_checkouts_go_on_while_redis_is_away(figure: Figure, how: tuple[str, ...]) -> None:
     figures = run("redis_away", *how, "--count", "100")
     figure(

@@ -102,7 +102,17 @@ def test_extend_lets_a_run_go_on_beyond_its_max_runtime(
     assert apart.report_apart.enqueue("extend").wait(timeout=60) == "extended"
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin", "gil", "program", "stopped", "deaf"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "sleep",
+        "gil",
+        *(
+            pytest.param(how, marks=pytest.mark.long)
+            for how in ("spin", "program", "stopped", "deaf")
+        ),
+    ],
+)
 def test_a_task_that_hangs_is_killed_at_its_max_runtime_and_tried_again(
     queue: Queue, worker: Callable[..., WorkerProcess], how: str
 ) -> None:
@@ -138,9 +148,9 @@ def test_a_task_that_eats_memory_is_killed_at_its_limit(
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("exit", "exit code 3 before its task did"),
-        ("fork", "exit code 4 before its task did"),
-        ("close", "The child process "),
+        pytest.param("exit", "exit code 3 before its task did", marks=pytest.mark.long),
+        pytest.param("fork", "exit code 4 before its task did", marks=pytest.mark.long),
+        pytest.param("close", "The child process ", marks=pytest.mark.long),
         ("kill", "ended by SIGKILL. Perhaps the system has no memory left."),
         ("segfault", "ended by SIGSEGV"),
     ],
@@ -195,6 +205,7 @@ def test_progress_is_kept_when_the_child_dies(
     assert queue.detail_of(handle, "apart")["progress"] == [1, 2, "", 1]
 
 
+@pytest.mark.long
 def test_neighbours_of_tasks_that_hang_and_eat_memory_are_not_late(
     queue: Queue, worker: Callable[..., WorkerProcess], figure: Figure
 ) -> None:

@@ -91,7 +91,7 @@ class World:
         wait_until(lambda: tick in self.ran(name), f"{name} has run for {tick}", 30)
 
 
-@pytest.fixture(params=NIGHTS)
+@pytest.fixture(params=["forward", pytest.param("back", marks=pytest.mark.long)])
 def night(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -68,6 +68,7 @@ class Tutorial:
         return self.run("manage.py", "shell", "-v", "0", "--command", f"{imports}\n{code}")
 
 
+@pytest.mark.long
 def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
     tutorial.run("-m", "django", "startproject", "tutorial", ".")
     tutorial.run("manage.py", "startapp", "shop")

@@ -112,6 +112,7 @@ def test_the_head_needs_no_row() -> None:
     assert next(csv_export.written(broken(), ("id", "topic"))) == "\ufeffid,topic\r\n".encode()
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_file() -> None:
     row = ArchivedMessage(topic="orders", body="x" * 10_000)
     tracemalloc.start()

@@ -123,7 +123,13 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("javascript", [True, False], ids=["with scripts", "without scripts"])
+@pytest.mark.parametrize(
+    "javascript",
+    [
+        pytest.param(True, id="with scripts"),
+        pytest.param(False, id="without scripts", marks=pytest.mark.long),
+    ],
+)
 def test_hostile_data_is_text(
     javascript: bool,
     attacked: World,

@@ -242,6 +242,7 @@ def test_the_pages_of_a_busy_shop(
     operator.delete()  # tests with transactions leave the tables of auth as they are
 
 
+@pytest.mark.long
 def test_a_wrong_campaign_is_cancelled_by_a_filter(
     worker: WorkerProcess,
     browser_page: Callable[..., Any],

@@ -620,6 +620,7 @@ def check_types(tmp_path: Path, body: str) -> str:
     return api.run(command)[0]
 
 
+@pytest.mark.long
 def test_types_of_arguments_are_checked(tmp_path: Path) -> None:
     said = check_types(
         tmp_path,

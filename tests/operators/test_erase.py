@@ -482,7 +482,7 @@ erase.erase(Person(argument="args.0", value="anna@example.org"), wait=0, delete=
 """
 
 
-@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize("delete", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "kill",
     [

@@ -250,6 +250,7 @@ def test_edited_arguments_take_the_place_of_redacted_ones() -> None:
 # Memory
 
 
+@pytest.mark.long
 def test_a_replay_holds_few_bodies_at_a_time(settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "COMPRESS_ABOVE": 1_000_000}
     body = json.dumps({"args": ["x" * 20_000], "kwargs": {}})

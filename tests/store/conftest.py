@@ -18,11 +18,17 @@ def server_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def histories(server_kind: str) -> int:
+    """How many histories a state machine lives through."""
+    return 40 if server_kind == KINDS[0] else 100
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-all`.
+    """Mark what `make test` leaves to `make test-all` and `make test-long`.
 
     On the other servers the contract is enough: the first test of each file, which is that of the
-    transition itself, and the random walk through the state machine.
+    transition itself. The random walks through the states take long there.
     """
     first: dict[str, str] = {}
     for item in items:
@@ -33,3 +39,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         contract = first.setdefault(item.path.name, name) == name
         if kind != KINDS[0] and not contract:
             item.add_marker(pytest.mark.elsewhere)
+        elif kind != KINDS[0] and item.path.name.endswith("_machine.py"):
+            item.add_marker(pytest.mark.long)

@@ -170,6 +170,7 @@ def cluster() -> Iterator[Cluster]:
         yield server
 
 
+@pytest.mark.long
 def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(
     cluster: Cluster, prefix: str
 ) -> None:
@@ -186,6 +187,7 @@ def test_on_a_cluster_replicas_are_waited_for_on_the_node_of_the_partition(
         one.close()
 
 
+@pytest.mark.long
 def test_a_call_to_a_frozen_node_of_a_cluster_ends_when_a_replica_has_taken_over(
     cluster: Cluster, prefix: str
 ) -> None:

@@ -70,11 +70,11 @@ class LimitedMachine(StoreMachine):
 
 
 def test_every_history_under_a_limit_is_one_that_the_model_allows(
-    store: RedisStore, server: Server
+    store: RedisStore, server: Server, histories: int
 ) -> None:
     run_state_machine_as_test(
         lambda: LimitedMachine(store, server),
         settings=hypothesis_settings(
-            max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+            max_examples=histories, stateful_step_count=40, deadline=None, derandomize=True
         ),
     )

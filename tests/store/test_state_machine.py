@@ -230,12 +230,12 @@ class DurableMachine(StoreMachine):
 
 
 def test_every_history_is_one_that_the_model_allows(
-    store: RedisStore, server: Server, monkeypatch: Any
+    store: RedisStore, server: Server, histories: int, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(module, "TAKE_OVER_AFTER_MS", 0)
     run_state_machine_as_test(
         lambda: DurableMachine(store, server),
         settings=hypothesis_settings(
-            max_examples=60, stateful_step_count=40, deadline=None, derandomize=True
+            max_examples=histories, stateful_step_count=40, deadline=None, derandomize=True
         ),
     )

@@ -82,6 +82,7 @@ PYTEST = ("-m", "pytest", "-q", "-c", os.devnull, "--rootdir=.", "-p", "no:cache
 WITH_PLUGIN = (*PYTEST, "-p", "pytest_delayq", "--ds=settings", "-W", "error")
 
 
+@pytest.mark.long
 def test_a_project_in_several_processes_needs_no_server(project: Path) -> None:
     assert "12 passed" in run(project, *WITH_PLUGIN, "-n", "2")
 

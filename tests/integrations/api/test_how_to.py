@@ -12,6 +12,7 @@ from tests.integrations.api.served import serving
 from tests.test_docs import docs
 
 
+@pytest.mark.long
 @pytest.mark.acceptance
 def test_the_calls_of_the_page_do_what_it_says(tmp_path: Path) -> None:
     text = docs("how-to/http-api.md")
