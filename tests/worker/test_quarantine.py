@@ -40,9 +40,13 @@ def at(monkeypatch: pytest.MonkeyPatch) -> At:
     """Moves the quarantine's clock: so many seconds after the beginning of the test. Leases do not
     move."""
     begun = time.monotonic()
-    return lambda seconds: monkeypatch.setattr(
-        module, "time", SimpleNamespace(monotonic=lambda: begun + seconds)
-    )
+
+    def move(seconds: float) -> None:
+        clock = SimpleNamespace(monotonic=lambda: begun + seconds)
+        monkeypatch.setattr(module, "time", clock)
+
+    move(0)  # from now on it stands still in between
+    return move
 
 
 def crashed(lease: Lease, times: int) -> Lease:
@@ -149,7 +153,7 @@ def test_no_other_suspect_runs_beside_one_that_is_long(parts: Parts, claim: Clai
 
 @pytest.mark.parametrize("lost", [True, False], ids=["lost", "given up"])
 def test_suspect_whose_lease_has_ended_is_none_any_more(
-    parts: Parts, claim: Claim, lost: bool
+    parts: Parts, claim: Claim, at: At, lost: bool
 ) -> None:
     """It hangs, and has the crash that was feared: it keeps its thread and no more."""
     suspect = crashed(claim(noop), 2)
@@ -159,7 +163,9 @@ def test_suspect_whose_lease_has_ended_is_none_any_more(
         suspect.lost = True
     else:
         pass_time(suspect, 61)
+    at(1)
     assert not parts.quarantine.step()
+    at(2)  # the process has done other work for as long
     another = crashed(claim(noop), 2)
     assert parts.quarantine.admit([another]) == []
     assert parts.quarantine.step()

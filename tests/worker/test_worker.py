@@ -55,11 +55,12 @@ def test_runs_what_is_due_and_what_comes(work: Work, delayq: RedisStore) -> None
 def test_is_never_early_and_hardly_late(work: Work, heard: Heard, delayq: RedisStore) -> None:
     worker = work()
     eventually(lambda: worker.ready)
-    record.enqueue_many(record.using(delay=0.1 + n / 50).prepare(n) for n in range(20))
+    record.enqueue_many(record.using(delay=0.1 + n / 20).prepare(n) for n in range(20))
     eventually(lambda: len(heard["acked"]) == 20)
     late = sorted(event.lateness_ms for event in heard["acked"])
     assert late[0] >= 0
-    assert late[10] < 20
+    # With one look at Redis in each second it would be more, also on a machine that is busy.
+    assert late[10] < 250
     assert seen == list(range(20))
 
 
@@ -339,7 +340,7 @@ def test_what_a_worker_has_no_thread_for_waits_in_redis(work: Work, delayq: Redi
     worker.pool._mean_s = 0.001
     wait.using(due_at=LONG_AGO).enqueue_many([()] * 20)
     eventually(lambda: worker.figures()["running"] == 2 and worker.figures()["in_flight"] > 2)
-    eventually(lambda: worker.figures()["in_flight"] == 2)
+    eventually(lambda: worker.dispatcher.claimed == 2)
     released, claimed = worker.settled[Result.RELEASED], worker.dispatcher.claimed
     time.sleep(1.2)  # more than BUFFER_SECONDS twice
     assert (worker.settled[Result.RELEASED], worker.dispatcher.claimed) == (released, claimed)

@@ -144,8 +144,7 @@ class LakeErasure:
                 writer.write_batch(batch, row_group_size=ROWS)
                 pks += batch.column("id").to_pylist()
         for batch in self._batches(file):
-            owned = pa.array([pk in ids for pk in batch.column("id").to_pylist()])
-            for row in batch.filter(owned).cast(_NUMBERS).to_pylist():
+            for row in _numbers(batch, ids):
                 (lo,) = (lo for lo, hi in edges if lo < row["id"] <= hi)
                 changes[lo][0] -= int(delete)
                 changes[lo][1] += (0 if delete else row_hash(redacted(row))) - row_hash(row)
@@ -221,6 +220,13 @@ def _without(batch: pa.RecordBatch, ids: set[int], delete: bool) -> pa.RecordBat
     rows = batch.to_pylist()
     changed = [redacted(row) if one else row for row, one in zip(rows, owned, strict=True)]
     return pa.RecordBatch.from_pylist(changed, schema=batch.schema)
+
+
+def _numbers(batch: pa.RecordBatch, ids: set[int]) -> list[dict[str, Any]]:
+    """The rows with these ids, for row_hash()."""
+    owned = pa.array([pk in ids for pk in batch.column("id").to_pylist()])
+    rows: list[dict[str, Any]] = batch.filter(owned).cast(_NUMBERS).to_pylist()
+    return rows
 
 
 def _compare(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
