@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 
@@ -215,7 +216,10 @@ def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
         return items, []
     if postponed.pending:
         postponed.catch_up(asked)
-    recent = _recent(asked)
+    store, recent = get_store(), set[Address]()
+    if not store.breaker.open:
+        with suppress(StoreUnavailable, OutcomeUnknown):
+            recent = store.recent(asked)
     refused: list[Receipt] = []
     accepted: list[Item] = []
     for item in items:
@@ -233,16 +237,6 @@ def _has_window(item: Item) -> bool:
         return False
     is_asked = item.template.durable or base_mode(item.message.mode) == "raise"
     return is_asked and not on_commit.cancels(*item.address)  # a cancel frees the key
-
-
-def _recent(addresses: Iterable[Address]) -> set[Address]:
-    store = get_store()
-    if store.breaker.open:
-        return set()
-    try:
-        return store.recent(addresses)
-    except (StoreUnavailable, OutcomeUnknown):
-        return set()
 
 
 def _is_checked(item: Item) -> bool:

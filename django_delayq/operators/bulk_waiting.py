@@ -41,7 +41,11 @@ def run_waiting(run: BulkRun) -> None:
     if operation.kind == BulkKind.MOVE:
         check_topic(decoded(operation.options)["to"])
     if operation.total is None:
-        _forget_old_lists()
+        old = BulkOperation.objects.filter(finished_at__lt=timezone.now() - KEPT)
+        for pk in old.filter(messages__isnull=False).values_list("pk", flat=True).distinct():
+            rows = BulkMessage.objects.filter(operation=pk)
+            while pks := list(rows.values_list("pk", flat=True)[:10_000]):
+                rows.filter(pk__lte=max(pks), pk__in=pks).delete()
         _list_messages(run, selection)
     skipped: Counter[str] = Counter()
     while messages := _next_messages(operation):
@@ -103,14 +107,6 @@ def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
         to_due_at_ms=due_ms if skipped else to_ms,
         skipped=skipped,
     )
-
-
-def _forget_old_lists() -> None:
-    old = BulkOperation.objects.filter(finished_at__lt=timezone.now() - KEPT)
-    for pk in old.filter(messages__isnull=False).values_list("pk", flat=True).distinct():
-        rows = BulkMessage.objects.filter(operation=pk)
-        while pks := list(rows.values_list("pk", flat=True)[:10_000]):
-            rows.filter(pk__lte=max(pks), pk__in=pks).delete()
 
 
 # The batches

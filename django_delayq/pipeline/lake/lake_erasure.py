@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc

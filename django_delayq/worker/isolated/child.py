@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from queue import Empty, SimpleQueue
-from types import FrameType
 from typing import NoReturn
 
 import django
@@ -52,11 +51,16 @@ _PR_SET_PDEATHSIG = 1
 
 def main(channel_fd: int, stacks_fd: int, parent: int) -> None:
     """Serve the worker at the other end of the socket. The process ends with the worker."""
-    _end_with(parent)
+    # The kernel kills this process when the worker dies, also in the middle of C code. Other
+    # systems than Linux do not know that: there the end of the socket has to do.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
     # The worker decides when a child ends: SIGTERM and Ctrl-C may reach both. Not SIG_IGN, which
     # the programs that a task starts would inherit.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _pass_over)
+        signal.signal(number, lambda number, frame: None)
     for fd in (channel_fd, stacks_fd):
         os.set_inheritable(fd, False)
     faulthandler.register(signal.SIGUSR2, file=stacks_fd, all_threads=True)
@@ -76,19 +80,6 @@ def main(channel_fd: int, stacks_fd: int, parent: int) -> None:
         here = getattr(django_settings, "DELAYQ", {})
         override_settings(DELAYQ={**here, "REDIS": setup.redis, "PREFIX": setup.prefix}).enable()
     Child(channel, reader, setup.worker).serve()
-
-
-def _end_with(parent: int) -> None:
-    """Let the kernel kill this process when the worker dies, also in the middle of C code. Other
-    systems than Linux do not know that: there the end of the socket has to do."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
 
 
 class Child:

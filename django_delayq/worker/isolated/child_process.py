@@ -86,13 +86,12 @@ class ChildProcess:
     def alive(self) -> bool:
         """Whether the process runs."""
         with self._ending:
-            return not self._is_reaped and not self._has_ended()
-
-    def _has_ended(self) -> bool:
-        if not hasattr(os, "waitid"):
-            return self._process.poll() is not None
-        # As long as nobody waits for it, no other process gets its number.
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            if self._is_reaped:
+                return False
+            if not hasattr(os, "waitid"):
+                return self._process.poll() is None
+            # As long as nobody waits for it, no other process gets its number.
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     @property
     def own_memory(self) -> int:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from typing import NoReturn
 
 from ...core.exceptions import (
     ChildDied,
@@ -223,29 +222,28 @@ class _Watch:
         until = max(self._deadline, self._report.may_run_until)
         left = until - time.monotonic()
         if left <= 0:
-            self._raise_too_long(until)
+            raise self._with_stacks(
+                RuntimeLimitExceeded(
+                    f"The run took more than the {in_words(until - self._lease.started_at)} that "
+                    "it may take (max_runtime, extend()). Its child process was killed."
+                )
+            )
         if self._memory_limit is not None and time.monotonic() >= self._look_at_memory_at:
             self._look_at_memory_at = time.monotonic() + LOOK_AT_MEMORY
-            self._check_memory(self._memory_limit)
+            memory = self._child.memory
+            if memory > self._memory_limit:
+                raise self._with_stacks(
+                    MemoryLimitExceeded(
+                        f"The child process had {memory >> 20:,} MiB of memory, more than its "
+                        f"memory_limit of {self._memory_limit >> 20:,} MiB, and was killed."
+                    )
+                )
         if self._lease.ended and not self._is_told:
             self._is_told = True  # Redis may be away: perhaps the run counts all the same
             self._child.send(LeaseEnded())
         return left
 
-    def _raise_too_long(self, until: float) -> NoReturn:
-        error = RuntimeLimitExceeded(
-            f"The run took more than the {in_words(until - self._lease.started_at)} that it may "
-            "take (max_runtime, extend()). Its child process was killed."
-        )
+    def _with_stacks(self, error: IsolatedRunFailed) -> IsolatedRunFailed:
+        """The error, with what the child was doing."""
         error.stack = self._child.stacks()
-        raise error
-
-    def _check_memory(self, limit: int) -> None:
-        memory = self._child.memory
-        if memory > limit:
-            error = MemoryLimitExceeded(
-                f"The child process had {memory >> 20:,} MiB of memory, more than its memory_limit "
-                f"of {limit >> 20:,} MiB, and was killed."
-            )
-            error.stack = self._child.stacks()
-            raise error
+        return error
