@@ -63,6 +63,8 @@ test: servers ## Run the tests (ARGS="-k claim" for some of them)
 test-long: servers ## Run the tests that take long (15 minutes); CI runs them too
 	$(PYTEST) -m "long and not alone" --ignore=tests/pipeline $(WAITING)
 	$(PYTEST) tests/acceptance -m "long and alone"
+	$(ON) postgresql $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(WAITING)
+	$(ON) mariadb $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(WAITING)
 	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED)
 	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SPARK)
 	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SPARK)

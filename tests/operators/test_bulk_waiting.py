@@ -311,7 +311,9 @@ STEPS: dict[str, tuple[Any, str, bool, int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["cancel", "shift", "run now", "move"])
+@pytest.mark.parametrize(
+    "kind", ["cancel", "shift", pytest.param("run now", marks=pytest.mark.long), "move"]
+)
 @pytest.mark.parametrize("step", STEPS)
 def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
     step: str, kind: str, hands: Hands, runner: BulkRunner, other: BulkRunner

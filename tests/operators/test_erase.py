@@ -487,11 +487,11 @@ erase.erase(Person(argument="args.0", value="anna@example.org"), wait=0, delete=
     "kill",
     [
         'killing(changes, "cancel", 1)',
-        'killing(erase._Erasure, "_archive", 1, before=True)',
-        'killing(Reports, "forget", 1)',
+        pytest.param('killing(erase._Erasure, "_archive", 1, before=True)', marks=pytest.mark.long),
+        pytest.param('killing(Reports, "forget", 1)', marks=pytest.mark.long),
         'killing(OperatorAction, "add", 1)',  # the transaction of the rows is open
         'killing(erase, "erase_rows", 1)',
-        'killing(erase._Erasure, "_end", 1, before=True)',
+        pytest.param('killing(erase._Erasure, "_end", 1, before=True)', marks=pytest.mark.long),
     ],
 )
 def test_killed_anywhere_it_goes_on_when_it_is_called_again(

@@ -138,6 +138,7 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
     )
 
 
+@pytest.mark.long
 def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look) -> None:
     world.waiting()
     for _ in range(12):
@@ -150,6 +151,7 @@ def test_of_very_many_all_are_counted_and_some_repaired(world: World, look: Look
     assert AuditRun.objects.get().findings == 1
 
 
+@pytest.mark.long
 def test_each_audit_of_all_topics_keeps_how_much_it_has_left(world: World, look: Look) -> None:
     world.waiting()
     damage.stray_attempts(world)

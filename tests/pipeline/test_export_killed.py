@@ -76,6 +76,7 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
         assert len(list(Path(lake, "data").iterdir())) == 2, step
 
 
+@pytest.mark.long
 @pytest.mark.databases
 @pytest.mark.timeout(300)
 def test_killed_three_times_while_it_prunes_it_goes_on(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
@@ -38,6 +39,7 @@ GROUND = ("core/", "models/", "store/connection.py")
 SCREEN = ("management/cli.py", "pipeline/rendering.py")
 
 
+@pytest.mark.long
 def test_a_stats_job_passes_at_most_twelve_files(spark: Any, parameters: Any, lake: str) -> None:
     make_rows(20, finished_at=timezone.now() - timedelta(days=3))
     export.run(spark, parameters(job={"settle": 0}), bool)
