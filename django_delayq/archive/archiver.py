@@ -219,7 +219,7 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
         renew(connection)
         if not search and copying.is_worth_it(entries, connection):
             with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):
-                copying.copy(entries, connection)
+                copying.copy_rows(entries, connection)
                 return closing.close(entries)
         return _store(entries, connection)
     except DelayQError:

@@ -40,7 +40,7 @@ def _is_psycopg_3() -> bool:
     return bool(is_psycopg3)
 
 
-def copy(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
+def copy_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
     """Insert the rows of those entries that are kept.
 
     PostgreSQL reads while rows are still made. Raises IntegrityError when one of them is there

@@ -29,13 +29,13 @@ MANY = copying.LEAST + 10
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many entries each COPY had."""
     sizes: list[int] = []
-    copy = copying.copy
+    copy = copying.copy_rows
 
     def noted(entries: Any, connection: Any) -> None:
         sizes.append(len(entries))
         copy(entries, connection)
 
-    monkeypatch.setattr(copying, "copy", noted)
+    monkeypatch.setattr(copying, "copy_rows", noted)
     return sizes
 
 
