@@ -227,7 +227,12 @@ class _Erasure:
             self._archive()
         for row in self._outbox():
             found = True
-            self._take_back_row(row)
+            with suppress(NotWaiting):
+                changes.cancel(row.topic, None, row.message_id, _AT_ONCE)
+            self._meet("outbox", row.pk, row.message_id.hex)
+            # The archiver removes a row that Redis knows.
+            if OutboxMessage.objects.filter(pk=row.pk).exists():
+                self._wait_for("outbox", [row.pk])
         for rows in owned_rows(self._person, after, list(self._lives)):
             found = True
             self._erase_rows(rows)
@@ -245,14 +250,6 @@ class _Erasure:
             return
         else:
             self._meet("queue", life, f"{life.id.hex()} {task}")
-
-    def _take_back_row(self, row: OutboxMessage) -> None:
-        """The archiver removes a row that Redis knows."""
-        with suppress(NotWaiting):
-            changes.cancel(row.topic, None, row.message_id, _AT_ONCE)
-        self._meet("outbox", row.pk, row.message_id.hex)
-        if OutboxMessage.objects.filter(pk=row.pk).exists():
-            self._wait_for("outbox", [row.pk])
 
     def _archive(self) -> None:
         """Archive what has ended, as the archiver of the project would."""

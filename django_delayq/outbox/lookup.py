@@ -97,20 +97,20 @@ def begin_anew(row: OutboxMessage, partition: Partition) -> None:
         OutboxStatus.WAITING,
         outbox.next_relay_ms(row.due_at_ms),
     )
+
+    def outrun() -> None:
+        """A process that is about to send the message as it was comes too late then. A message that
+        was sent meanwhile is changed too."""
+        identity, store = row.message_id.bytes, get_store()
+        try:
+            if store.tombstone(partition, identity, first, None) == "LIVE":
+                store.reschedule_in(partition, identity, When.at(row.due_at_ms))
+                store.edit_in(partition, identity, first, restamped(first, bytes(row.record)))
+        except DelayQError as error:
+            logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
+
     # After the commit: a rollback would leave a life that neither Redis nor SQL wants to send.
-    transaction.on_commit(lambda: _outrun(row, partition, first), using=row._state.db)
-
-
-def _outrun(row: OutboxMessage, partition: Partition, first: bytes) -> None:
-    """A process that is about to send the message as it was comes too late then. A message that was
-    sent meanwhile is changed too."""
-    identity, store = row.message_id.bytes, get_store()
-    try:
-        if store.tombstone(partition, identity, first, None) == "LIVE":
-            store.reschedule_in(partition, identity, When.at(row.due_at_ms))
-            store.edit_in(partition, identity, first, restamped(first, bytes(row.record)))
-    except DelayQError as error:
-        logger.warning("message %s may still run as it was before: %s", identity.hex(), error)
+    transaction.on_commit(outrun, using=row._state.db)
 
 
 def reschedule_unsent(

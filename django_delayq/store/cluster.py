@@ -63,7 +63,18 @@ class Watch:
             client = self._client()
             if client is None:
                 return
-            waiting = _waiting(client)
+            # Node -> its connections that wait for an answer.
+            waiting = {
+                node.name: {
+                    id(connection)
+                    for connection in list(
+                        node.redis_connection.connection_pool._in_use_connections
+                    )
+                    if connection not in LISTENING
+                }
+                for node in list(client.nodes_manager.nodes_cache.values())
+                if node.redis_connection is not None
+            }
             slow = {name for name, connections in waiting.items() if connections & waited}
             waited = set().union(*waiting.values())
             if slow:
@@ -119,16 +130,3 @@ class Watch:
             address = client.nodes_manager.remap_host_port(name or node.host, int(port))
             primaries.add("{}:{}".format(*address))
         return primaries
-
-
-def _waiting(client: RedisCluster) -> dict[str, set[int]]:
-    """Node -> its connections that wait for an answer."""
-    return {
-        node.name: {
-            id(connection)
-            for connection in list(node.redis_connection.connection_pool._in_use_connections)
-            if connection not in LISTENING
-        }
-        for node in list(client.nodes_manager.nodes_cache.values())
-        if node.redis_connection is not None
-    }

@@ -64,22 +64,19 @@ class Middleware:
         inside = _Inside(resolved)
         _inside.set(inside)
         try:
-            if self._borrows:
-                await self._lend_a_thread()
-            else:
+            if not self._borrows:
                 await self._async_chain(current_message())
+                return inside.result
+            # As Django does for a request: a sync layer waits in a thread of this run alone, and
+            # does not hold up other coroutines. The run's database connections are that thread's.
+            async with ThreadSensitiveContext():
+                try:
+                    await self._async_chain(current_message())
+                finally:
+                    await sync_to_async(close_all)()
         except Exception as error:
             _raise(error, inside)
         return inside.result
-
-    async def _lend_a_thread(self) -> None:
-        """As Django does for a request: a sync layer waits in a thread of this run alone, and does
-        not hold up other coroutines. The run's database connections are that thread's."""
-        async with ThreadSensitiveContext():
-            try:
-                await self._async_chain(current_message())
-            finally:
-                await sync_to_async(close_all)()
 
 
 def _build(paths: Sequence[str], innermost: Run, *, is_async: bool) -> tuple[Run, bool]:

@@ -194,15 +194,14 @@ def _run(
         "since": params.since, "until": params.until, "topic": params.topic, "where": options.where,
     }  # fmt: skip
     words = [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
-    marked, key_live = replay_marks.mark_origins(options, ", ".join(words), _links(good, kept))
+
+    def links() -> Iterator[tuple[int, UUID | None]]:
+        """Origin and message of each row, in pages; None for a key that another message has."""
+        for batch in good.select("origin", "id").orderBy("origin").toArrow().to_batches():
+            origins, ids = (batch[name].to_pylist() for name in ("origin", "id"))
+            for origin, identity in zip(origins, ids, strict=True):
+                yield origin, None if identity in kept else UUID(bytes=identity)
+
+    marked, key_live = replay_marks.mark_origins(options, ", ".join(words), links())
     report.figures |= {"marked": marked, "key live": key_live}
     return report
-
-
-def _links(good: DataFrame, kept: set[bytes]) -> Iterator[tuple[int, UUID | None]]:
-    """Origin and message of each row, in pages; None for a key that another message has."""
-    for batch in good.select("origin", "id").orderBy("origin").toArrow().to_batches():
-        for origin, identity in zip(
-            batch["origin"].to_pylist(), batch["id"].to_pylist(), strict=True
-        ):
-            yield origin, None if identity in kept else UUID(bytes=identity)
