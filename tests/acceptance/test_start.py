@@ -59,7 +59,7 @@ def test_redis_may_appear_within_the_connect_timeout(own_server: Servers, queue_
     server.restart()
 
     worker.ready()
-    queue.wait_for_runs(handles, 3)
+    queue.wait_for_runs(handles)
     assert worker.stop() == 0
 
 
