@@ -60,7 +60,7 @@ test: servers ## Run the tests (ARGS="-k claim" for some of them)
 	@echo "PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load (make chaos);"
 	@echo "speed (make bench)."
 
-test-long: servers ## Run the tests that take long (15 minutes); CI runs them too
+test-long: servers ## Run the tests that take long (20 minutes); CI runs them too
 	$(PYTEST) -m "long and not alone" --ignore=tests/pipeline $(WAITING)
 	$(PYTEST) tests/acceptance -m "long and alone"
 	$(ON) postgresql $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(WAITING)

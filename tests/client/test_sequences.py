@@ -23,7 +23,8 @@ from tests.servers import wait_until
 
 pytestmark = pytest.mark.databases
 
-STORIES = 15
+#: How many `make test-long` tells of each kind, and how many `make test`.
+STORIES, FEW = 15, 5
 STEPS = ("enqueue", "keep", "replace", "cancel", "move")
 NEAR, FAR = (300, 3_000), (2 * DAY, 3 * DAY)
 #: By how many seconds a due time may differ: some delays count from the call, some from the commit.
@@ -140,7 +141,10 @@ def apply_all(hands: Hands) -> None:
     hands.relay()
 
 
-@pytest.mark.parametrize("seed", range(STORIES))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(FEW), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(FEW, STORIES))],
+)
 @pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
 @pytest.mark.parametrize("outages", [False, True], ids=["", "outages"])
 def test_transactions_do_what_their_calls_say(
