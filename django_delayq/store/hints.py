@@ -47,7 +47,7 @@ class HintStream:
 
     def read(self, seconds: float) -> tuple[Partition | None, float] | None:
         """The next hint: partition and its due time in ms. None when none comes in time or it is
-        not understood. Raises StoreUnavailable when the server does not answer."""
+        not understood. Raises DelayQError when the server does not answer."""
         until = time.monotonic() + seconds
         try:
             while True:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_delayq.core.conf import parse_settings
-from django_delayq.core.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import DelayQError, StoreUnavailable
 from django_delayq.store import keys
 from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
@@ -123,7 +123,7 @@ def test_a_connection_that_answers_no_more_proves_nothing_and_is_made_anew(
     hints.read(0.01)
     assert hints.complete_until == 0.0
     hints._asked_at -= store.client.settings.socket_timeout + 1
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(DelayQError):
         hints.read(0.01)
     assert hints.connect()
 
