@@ -46,6 +46,12 @@ def scripts_run(store: Any) -> int:
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "eval"))
 
 
+def commands_run(store: Any) -> int:
+    """How many commands the server has executed so far, those of scripts too."""
+    stats = store.client.redis.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name != "cmdstat_info")
+
+
 @contextmanager
 def unreachable(on_try: Callable[[], Any] = lambda: None) -> Iterator[None]:
     """Nothing is sent: Redis is not there. Calls `on_try` at each try."""

@@ -67,6 +67,12 @@ class RedisClient:
         """The client of redis-py; made at the first use when none was given."""
         return open_client(self.settings)
 
+    @property
+    def is_one_server(self) -> bool:
+        """Whether it is neither a cluster nor found by Sentinel."""
+        pool = getattr(self.redis, "connection_pool", None)
+        return pool is not None and not hasattr(pool, "sentinel_manager")
+
     def call(self, name: str, partition: Partition, args: Iterable[Any], *more_keys: str) -> Any:
         """Run a script on a partition. `more_keys`: keys of its slot besides the ten."""
         return self.begin(name, (*keys.partition_keys(self.prefix, partition), *more_keys), args)()

@@ -19,17 +19,24 @@ class Partitions:
     def __init__(self, topics: Topics, queries: Queries) -> None:
         self._topics = topics
         self._queries = queries
+        self._registered: dict[str, set[int]] = {}
         self._counts: dict[str, set[int]] = {}
-        self._read_at: dict[str, float] = {}
+        """Of the topics that were asked for since the last reading."""
+        self._read_at = -REFRESH
 
     def counts(self, topic: str) -> set[int]:
         """Every number of partitions that the topic has had, ours included."""
         now = time.monotonic()
-        if now - self._read_at.get(topic, -REFRESH) >= REFRESH:
-            count = self._topics.configured(topic)
-            self._counts[topic] = self._topics.register(topic, count)
-            self._read_at[topic] = now
-        return self._counts[topic]
+        if now - self._read_at >= REFRESH:
+            self._registered, self._counts = self._topics.registered(), {}
+            self._read_at = now
+        counts = self._counts.get(topic)
+        if counts is None:
+            count, counts = self._topics.configured(topic), self._registered.get(topic, set())
+            if count not in counts:
+                counts = self._topics.register(topic, count)
+            self._counts[topic] = counts
+        return counts
 
     def single(self, topic: str) -> Partition | None:
         """The only partition of a topic that has never had more: most topics, and one look-up for a
@@ -59,4 +66,4 @@ class Partitions:
 
     def forget(self) -> None:
         """Read anew at the next use."""
-        self._read_at.clear()
+        self._read_at = -REFRESH

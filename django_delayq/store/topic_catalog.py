@@ -59,12 +59,19 @@ class Topics:
         options = self._client.settings.topics.get(topic)
         return options.partitions if options else 1
 
+    def registered(self) -> dict[str, set[int]]:
+        """Every number of partitions that each topic has had."""
+        counts: dict[str, set[int]] = {}
+        for member in self._client.command("SMEMBERS", keys.topics_key(self._client.prefix)):
+            name, _, number = member.decode().rpartition(":")
+            counts.setdefault(name, set()).add(int(number))
+        return counts
+
     def register(self, topic: str, count: int) -> set[int]:
         """Record that the topic has `count` partitions; returns every number it has had."""
         client = self._client
         key = keys.topics_key(client.prefix)
-        pairs = (member.decode().rpartition(":") for member in client.command("SMEMBERS", key))
-        known = {int(number) for name, _, number in pairs if name == topic}
+        known = self.registered().get(topic, set())
         if count not in known:
             with suppress(StoreFull):  # a full Redis must drain; partitions.py registers again soon
                 client.command("SADD", key, f"{topic}:{count}")

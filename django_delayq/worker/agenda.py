@@ -25,6 +25,10 @@ class Visit:
     """The counter as of the last visit. Another value means that there is something new."""
     finished: int = -1
     """How many messages had ended as of the last sweep."""
+    may_be_leased: bool = True
+    """Whether a message may be leased there, by whatever worker: something was due."""
+    to_sweep: bool = True
+    """Whether something may have happened since the last sweep."""
 
 
 class Agenda:

@@ -24,6 +24,7 @@ from .claims import Claims
 from .event_loop import EventLoop
 from .quarantine import Quarantine
 from .shared import Shared
+from .sweeper import Sweeper
 from .thread_pool import ThreadPool
 
 logger = logging.getLogger("delayq.worker")
@@ -59,10 +60,9 @@ class Dispatcher(Service):
         self._event_loop = event_loop
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
+        self.sweeper = Sweeper(shared, self.agenda, self._claims)
         self.quarantine = Quarantine(shared, self._feed, partial(release, later=True))
         self._hints: deque[tuple[Partition | None, float]] = deque()
-        self._sweep_at = 0.0
-        self._partitions_at = 0.0
         self._unanswered: list[tuple[Partition, bytes]] = []
         self._down_since = 0.0
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
@@ -77,8 +77,6 @@ class Dispatcher(Service):
         """Claim nothing more. Messages that are already claimed go on."""
         self.nothing_due = False
         """Whether the last round found nothing due anywhere."""
-        self.on_finished: Callable[[], None] = lambda: None
-        """Called when a sweep finds that messages have ended, wherever that was."""
         self._unarchived: set[Partition] = set()
 
     def stop(self) -> None:
@@ -105,7 +103,8 @@ class Dispatcher(Service):
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
             self._hints.append((None, 0))  # visit every partition: anything may have happened
-            self._claim_hold.needed, self._sweep_at = True, 0.0
+            self._claim_hold.needed = True
+            self.sweeper.start_over()
             raise
         if self._down_since:
             logger.warning("Redis is back after %.1f s", time.monotonic() - self._down_since)
@@ -130,7 +129,7 @@ class Dispatcher(Service):
             partition, due_ms = self._hints.popleft()
             for each in [partition] if partition else list(self.agenda.visits):
                 self.agenda.expect(each, due_ms)
-        self._sweep()
+        self.sweeper.run_when_due()
         # These have waited too long for a thread: another worker, or this one later, is quicker.
         if old := self._pool.take_back(BUFFER_SECONDS):
             self._release(old)
@@ -149,7 +148,7 @@ class Dispatcher(Service):
         until_due = (
             math.inf if next_due is None else (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN
         )
-        return max(0.0, min(self._sweep_at - time.monotonic(), until_due))
+        return max(0.0, min(self.sweeper.at - time.monotonic(), until_due))
 
     def _serve(self) -> bool:
         """Make the visits that are due, as far as there is room. True when some had to wait."""
@@ -197,6 +196,8 @@ class Dispatcher(Service):
             return
         self._clock.sync(claimed.now_us)
         visit.wakeups = claimed.wakeups
+        # Not before the answer: the reclaimer may have looked in between.
+        visit.may_be_leased = visit.to_sweep = True
         # No hint says that there is room again if the archiver has another limit, or if somebody
         # emptied the stream by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
@@ -249,32 +250,6 @@ class Dispatcher(Service):
             for task in list(registry.by_name.values()):
                 self._met.setdefault(task.options.topic, set()).add(task.definition.is_async)
         return self._met
-
-    # Finding out
-
-    def _sweep(self) -> None:
-        """Compare the wake-up counters. The guarantees hold because of this, also when hints are
-        lost."""
-        now = time.monotonic()
-        if now < self._sweep_at:
-            return
-        if now >= self._partitions_at:  # partitions may be added while we run
-            for topic in self._shared.topics:
-                for partition in self._claims.served(topic):
-                    self.agenda.add(partition)
-            self._claims.find_held_back(self.agenda.visits)
-            self._partitions_at = now + 10.0
-        partitions = list(self.agenda.visits)
-        for partition, (wakeups, finished) in zip(
-            partitions, self._store.queries.counters(partitions), strict=True
-        ):
-            visit = self.agenda.visits[partition]
-            if wakeups != visit.wakeups:
-                self.agenda.expect(partition, 0)
-            if finished != visit.finished:
-                visit.finished = finished
-                self.on_finished()
-        self._sweep_at = now + self._shared.settings.sweep_interval
 
     def _recover(self) -> None:
         """Give back the messages of a claim whose answer never came. Nobody knows of them, and

@@ -3,6 +3,7 @@ without it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from ..core.service import Service
@@ -26,16 +27,21 @@ class Listener(Service):
     ) -> None:
         super().__init__()
         self._stream = HintStream(shared.store)
+        self._sweep_interval = shared.settings.sweep_interval
         self._hint = hint
         self._check_quiet = check_quiet
         self._check_lease = check_lease
+
+    def hints_are_complete(self) -> bool:
+        """Whether it is certain that no hint of the last moments was lost."""
+        return time.monotonic() - self._stream.complete_until < 2.5 * self._sweep_interval
 
     def run_once(self) -> float:
         """Wait for one hint. A new connection counts as a hint for every partition, because hints
         were lost meanwhile."""
         if self._stream.connect():
             self._hint(None, 0)
-        heard = self._stream.read(seconds=1.0)
+        heard = self._stream.read(seconds=min(1.0, self._sweep_interval))
         if heard is None:
             return 0.0
         partition, due_ms = heard

@@ -82,15 +82,18 @@ class Worker:
         self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
         self.dispatcher.limit = options.max_messages
         self.dispatcher.returned = lambda: self.settled[Result.RELEASED]
-        self.dispatcher.on_finished = self.on_finished
+        self.dispatcher.sweeper.on_finished = self.on_finished
         self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
-        self.reclaimer = Reclaimer(self.shared, self.dispatcher.agenda)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
         self.listener = Listener(
             self.shared,
             self.dispatcher.hint,
             self.heartbeat.check_quiet,
             self.lease_keeper.check,
+        )
+        self.dispatcher.sweeper.hints_are_complete = self.listener.hints_are_complete
+        self.reclaimer = Reclaimer(
+            self.shared, self.dispatcher.agenda, self.listener.hints_are_complete
         )
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))

@@ -64,6 +64,7 @@ BARS = (
     Bar("idle", "figure", "<=", 2, "commands/s", MILLION),
     Bar("idle", "cpu_percent", "<=", 1, "% of a core", MILLION),
     Bar("idle", "rss_mb", "<=", 70, "MB", MILLION),
+    Bar("fleet", "for_each_worker", "<=", 20, "commands/s of a worker", "1 workers, 1,000 topics"),
     Bar("pages", "figure", "<=", 150, "ms for the slowest page"),
     Bar("pages", "queries", "<=", 6, "queries"),
     Bar("overview", "figure", "<=", 30, "ms for the overview"),

@@ -26,11 +26,11 @@ def beside(
         redis = psutil.Process(pid)
         time.sleep(settle)
         rss, cpu, redis_cpu = worker.rss_mb(), worker.cpu_seconds(), common.cpu_seconds(redis)
-        calls, begun = _calls(client), time.monotonic()
+        before, begun = calls(client), time.monotonic()
         time.sleep(seconds)
         took = time.monotonic() - begun
         figures = {
-            "commands_per_second": (_calls(client) - calls - 1) / took,
+            "commands_per_second": (calls(client) - before - 1) / took,
             "cpu_percent": 100 * (worker.cpu_seconds() - cpu) / took,
             "redis_cpu_percent": 100 * (common.cpu_seconds(redis) - redis_cpu) / took,
             "rss_mb": worker.rss_mb(),
@@ -40,7 +40,7 @@ def beside(
     return figures
 
 
-def _calls(client: Any) -> int:
+def calls(client: Any) -> int:
     return sum(int(stat["calls"]) for stat in client.info("commandstats").values())
 
 

@@ -342,7 +342,7 @@ def test_cancel_and_reschedule_reach_a_key_in_every_partition(
     split(1)
     crowd.enqueue_many(calls)
     store = split(4)
-    store.partitions._counts["crowd"], store.partitions._read_at["crowd"] = {4}, time.monotonic()
+    store.partitions._counts["crowd"], store.partitions._read_at = {4}, time.monotonic()
     with suppress(exceptions.DuplicateMessage):  # some keys have the same place in both
         crowd.enqueue_many(calls)
     store.partitions.forget()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from django_delayq.core.conf import parse_settings
-from django_delayq.core.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import DelayQError, StoreUnavailable
 from django_delayq.store import keys
 from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
@@ -94,3 +95,41 @@ def test_no_server_is_unavailable(prefix: str) -> None:
     settings = parse_settings({"REDIS": "unix:///nowhere/redis.sock", "PREFIX": prefix})
     with pytest.raises(StoreUnavailable):
         HintStream(RedisStore(open_client(settings), settings)).connect()
+
+
+@pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
+def test_an_answer_proves_that_all_hints_before_it_have_arrived(
+    store: RedisStore, hints: HintStream
+) -> None:
+    hints.read(0.2)
+    began = time.monotonic()
+    say(store, "some.topic:3:7000")
+    assert heard(hints) == (Partition("some.topic", 3), 7000)
+    hints.complete_until = 0.0
+    while hints.complete_until < began:
+        assert hints.read(0.5) is None
+    assert time.monotonic() - hints.complete_until < 5
+
+
+@pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
+def test_a_connection_that_answers_no_more_proves_nothing_and_is_made_anew(
+    store: RedisStore, hints: HintStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hints.read(0.01)
+    while hints._asked_at:
+        hints.read(0.1)
+    monkeypatch.setattr(hints._pubsub, "ping", lambda: None)  # it leads nowhere
+    hints.complete_until = 0.0
+    hints.read(0.01)
+    assert hints.complete_until == 0.0
+    hints._asked_at -= store.client.settings.socket_timeout + 1
+    with pytest.raises(DelayQError):
+        hints.read(0.01)
+    assert hints.connect()
+
+
+@pytest.mark.parametrize("server_kind", ["cluster", "sentinel"], indirect=True, scope="session")
+def test_what_is_more_than_one_server_proves_nothing(hints: HintStream) -> None:
+    for _ in range(5):
+        hints.read(0.1)
+    assert hints.complete_until == 0.0

@@ -59,7 +59,7 @@ def test_an_outage_makes_the_next_claim_wait_again(shared: Shared, delayq: Redis
     noop.using(due_at=LONG_AGO).enqueue()
     send.go_on.clear()
     with unreachable(), pytest.raises(DelayQError):
-        dispatcher._sweep_at = 0.0
+        dispatcher.sweeper.at = 0.0
         dispatcher.run_once()
     dispatcher.run_once()
     assert (send.times, pool.fed) == (2, [])

@@ -143,7 +143,7 @@ def test_never_sleeps_longer_than_the_sweep_interval(dispatcher: Dispatcher) -> 
 def test_idle_round_costs_no_script(dispatcher: Dispatcher, delayq: RedisStore) -> None:
     record.using(delay=3600).enqueue(1)
     settle_down(dispatcher)
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     before = scripts_run(delayq)
     dispatcher.run_once()
     assert scripts_run(delayq) == before
@@ -154,7 +154,7 @@ def test_sweep_finds_what_no_hint_told(dispatcher: Dispatcher, pool: Takes) -> N
     due(1)
     dispatcher.run_once()
     assert pool.fed == []
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     settle_down(dispatcher)
     assert len(pool.fed) == 1
 
@@ -376,11 +376,11 @@ def test_paused_topic_costs_nothing_and_goes_on_when_resumed(
     settle_down(dispatcher)
     assert pool.fed == []
     before = scripts_run(delayq)
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     dispatcher.run_once()
     assert scripts_run(delayq) == before
     resume_topic("default")
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     settle_down(dispatcher)
     assert len(pool.fed) == 1
 
@@ -399,7 +399,7 @@ def test_new_partitions_are_found_while_it_runs(
     settle_down(dispatcher)
     settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"crowd": {"partitions": 4}}}
     due(40, crowd)
-    dispatcher._sweep_at = dispatcher._partitions_at = 0
+    dispatcher.sweeper.at = dispatcher.sweeper.partitions_at = 0
     delayq.partitions.forget()
     settle_down(dispatcher)
     assert len(pool.fed) == 40
@@ -458,7 +458,7 @@ def test_redis_that_is_back_is_said_and_everything_is_looked_at(
     due(1)
     with monkeypatch.context() as patched:
         patched.setattr(shared.store.queries, "counters", away)
-        dispatcher._sweep_at = 0
+        dispatcher.sweeper.at = 0
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 dispatcher.run_once()
@@ -523,9 +523,9 @@ def test_wakes_by_itself_when_a_pause_ends_without_any_hint(
     until = datetime.fromtimestamp(shared.clock.now_ms() / 1000 + 0.5, tz=timezone.utc)
     pause_topic("default", until=until)
     due(1)
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     dispatcher.run_once()
-    dispatcher._sweep_at = time.monotonic() + 3600  # it hears of nothing any more
+    dispatcher.sweeper.at = time.monotonic() + 3600  # it hears of nothing any more
     slept = []
     while not pool.fed and len(slept) < 4:
         slept.append(dispatcher.run_once())
@@ -544,7 +544,7 @@ def test_pause_with_an_end_costs_nothing_while_it_lasts(
     settle_down(dispatcher)
     before = scripts_run(delayq)
     for _ in range(3):
-        dispatcher._sweep_at = 0
+        dispatcher.sweeper.at = 0
         assert 0 < dispatcher.run_once() <= 1.0
     assert scripts_run(delayq) == before
 
@@ -558,7 +558,7 @@ def test_later_end_of_a_second_pause_counts(
     settle_down(dispatcher)
     later = now + timedelta(hours=1)
     pause_topic("default", until=later)
-    dispatcher._sweep_at = 0
+    dispatcher.sweeper.at = 0
     settle_down(dispatcher)
     assert dispatcher.agenda.visits[DEFAULT].due_ms == -(
         -int(later.timestamp() * 1_000_000) // 1000
@@ -577,7 +577,7 @@ def test_quiet_worker_claims_nothing_and_costs_no_script(
     dispatcher.hint(DEFAULT, 0)
     before = scripts_run(delayq)
     for _ in range(3):
-        dispatcher._sweep_at = 0
+        dispatcher.sweeper.at = 0
         assert 0 < dispatcher.run_once() <= 1.0
     assert (pool.fed, scripts_run(delayq)) == ([], before)
 

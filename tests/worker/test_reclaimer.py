@@ -26,7 +26,7 @@ def reclaimer(shared: Shared) -> Reclaimer:
     agenda = Agenda({})
     for topic in ("default", "modes"):
         agenda.add(Partition(topic, 0))
-    return Reclaimer(shared, agenda)
+    return Reclaimer(shared, agenda, lambda: False)
 
 
 def test_message_whose_lease_ended_comes_back(

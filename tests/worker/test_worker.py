@@ -407,8 +407,8 @@ def test_quiet_worker_stops_claiming_at_once_and_goes_on_when_it_is_told(
     worker = listening(work())
     assert told(worker, delayq, True) < 2
     record.enqueue("while it is quiet")
-    swept_at = worker.dispatcher._sweep_at
-    eventually(lambda: worker.dispatcher._sweep_at > swept_at + 0.2)
+    swept_at = worker.dispatcher.sweeper.at
+    eventually(lambda: worker.dispatcher.sweeper.at > swept_at + 0.2)
     assert (seen, topic_stats("default").backlog) == ([], 1)
     assert eventually(lambda: delayq.workers.heartbeats()[worker.shared.name]["quiet"])
     assert told(worker, delayq, False) < 2
