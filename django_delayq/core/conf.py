@@ -74,6 +74,9 @@ class Settings:
     redis: str = ""
     """Required. A URL (`redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
     or a `CACHES` alias of django-redis."""
+    redis_next: str = ""
+    """URL of the Redis to which `delayq move-store` is to move the store. Processes change over by
+    themselves."""
     prefix: str = "delayq"
     """First part of every Redis key. Give each project that shares a Redis its own."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -192,6 +195,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _TYPES: dict[str, type] = {
     "redis": str,
+    "redis_next": str,
     "prefix": str,
     "database": str,
     "after_commit": bool,
@@ -280,6 +284,7 @@ def parse_settings(raw: Any) -> Settings:
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     _check_secret(values)
+    _check_next(values)
     return Settings(**values)
 
 
@@ -289,6 +294,20 @@ def _check_secret(values: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f'DELAYQ["ALERTS"] tells a URL of {rule.name!r}, and DELAYQ["ALERT_SECRET"] is '
                 "missing: it signs what is sent there."
+            )
+
+
+def _check_next(values: Mapping[str, Any]) -> None:
+    where = values.get("redis_next")
+    if where and "://" not in where:
+        raise ConfigurationError(
+            'DELAYQ["REDIS_NEXT"] must be a URL, such as "redis://host:6379/0".'
+        )
+    for name in ("redis", "redis_next") if where else ():
+        if values.get(name, "").partition("://")[0].endswith("+cluster"):
+            raise ConfigurationError(
+                f'DELAYQ["{name.upper()}"] is a cluster: DELAYQ["REDIS_NEXT"] moves a store between '
+                "single servers and those behind Sentinel only."
             )
 
 

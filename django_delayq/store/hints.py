@@ -17,18 +17,21 @@ class HintStream:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._pubsub: Any = None
+        self._asked: Any = None
 
     def connect(self) -> bool:
         """Subscribe unless subscribed. True when the subscription is new."""
-        if self._pubsub is not None:
+        asked = self._store.client.redis
+        if self._pubsub is not None and asked is self._asked:
             return False
+        self.close()  # the store has moved
         try:
-            pubsub = self._store.client.redis.pubsub(ignore_subscribe_messages=True)
+            pubsub = asked.pubsub(ignore_subscribe_messages=True)
             pubsub.subscribe(wakeups_channel(self._store.client.prefix))
         except ERRORS as error:
             raise self._store.client.failed(error) from error
         LISTENING.add(pubsub.connection)
-        self._pubsub = pubsub
+        self._pubsub, self._asked = pubsub, asked
         return True
 
     def read(self, seconds: float) -> tuple[Partition | None, float] | None:
