@@ -86,9 +86,7 @@ def test_without_the_new_redis_it_says_what_to_set(delayq: RedisStore) -> None:
     assert refused.value.returncode == 2
 
 
-def test_a_worker_that_does_not_know_the_new_redis_stops_it(
-    known: str, delayq: RedisStore
-) -> None:
+def test_a_worker_that_does_not_know_the_new_redis_stops_it(known: str, delayq: RedisStore) -> None:
     now_ms = int(delayq.clock_ms())
     delayq.workers.beat("web-1:7", json.dumps({"at_ms": now_ms}))
     with pytest.raises(CommandError, match=r"do not know .*REDIS_NEXT.*web-1:7"):

@@ -37,12 +37,14 @@ from tests.store.factories import (
     enqueue,
     follow,
     new_id,
+    on_all_nodes,
     outgoing,
     send,
     waiting,
     wakeups,
 )
 from tests.store.life import whole_life
+from tests.store.test_scripts import ACL, ACL_OF_CLIENT, prefix_rules
 
 #: From which server to which. A server takes the values of older ones.
 PAIRS = [("redis7", "redis7"), ("redis62", "redis7"), ("redis7", "valkey")]
@@ -522,3 +524,38 @@ def test_a_store_cannot_move_to_where_it_is(moved: tuple[RedisStore, Mover]) -> 
 def test_what_cannot_move_is_refused(entries: dict[str, str], word: str) -> None:
     with pytest.raises(ConfigurationError, match=word):
         parse_settings({"REDIS": "redis://h", **entries})
+
+
+def test_a_replica_that_gets_no_connection_is_given_up(
+    moved: tuple[RedisStore, Mover], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, mover = moved
+    monkeypatch.setattr(module, "UNCONNECTED_S", 0.2)
+    mover.settings = replace(mover.settings, redis="redis://127.0.0.1:1")
+    with pytest.raises(MoveRefused, match="no connection to the old one"):
+        mover._replicate()
+    assert mover.new.info("replication")["role"] == "master"
+
+
+# Rights
+
+
+def test_two_rights_more_let_a_limited_user_follow_and_undo(
+    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+) -> None:
+    store, mover = moved
+    message_id = enqueue(store)
+    store.topics.register("orders", 1)
+    rules = (*prefix_rules(store.client.prefix), *ACL, *ACL_OF_CLIENT[:3], "+rename", "+del")
+    for server in two:
+        on_all_nodes(server, "ACL", "SETUSER", "shop", "reset", "on", ">secret", *rules)
+    urls = [server.url.replace("://", "://shop:secret@") for server in two]
+    limited = made(
+        replace(store.client.settings, redis=urls[0], redis_next=urls[1], socket_timeout=5)
+    )
+    mover._empty_new()
+    mover.freeze(0.05)
+    assert limited.queries.find(PARTITION, [message_id])[0], "it has undone the freeze"
+    mover.run("copy", 5)
+    assert claim(limited, message_id).id == message_id
+    limited.close()

@@ -34,6 +34,8 @@ SKEW_MS = 250
 AT_ONCE = 500
 #: Heartbeats older than this are those of workers that have ended (milliseconds).
 ALIVE_MS = 30_000
+#: Seconds after which a replica that has no connection to the old server gets none.
+UNCONNECTED_S = 15.0
 #: Bytes that the new replica may be behind when we freeze.
 BEHIND = 1_000_000
 #: Seconds after the decision in which other processes may still write keys that are not frozen.
@@ -123,6 +125,8 @@ class Mover:
         plan.problems += self._no_room(olds, news)
         checks = self._against_copy if by == "copy" else self._against_replica
         plan.problems += checks(olds, news)
+        if news["role"] == "master":
+            plan.problems += self._unreadable()
         return plan
 
     def state(self) -> Move:
@@ -172,6 +176,8 @@ class Mover:
                 f"The new store has keys under the prefix {self.prefix!r} that no move has left "
                 "there. Is it in use? Else delete them."
             )
+
+    def _unreadable(self) -> Iterator[str]:
         probe = f"{self.prefix}:move:probe"
         try:
             self.old.execute_command("ZADD", probe, 1, "probe")
@@ -380,11 +386,21 @@ class Mover:
                 self.new.execute_command("CONFIG", "SET", "masteruser", unquote(parts.username))
             host = parts.hostname or "127.0.0.1"
             self.new.execute_command("REPLICAOF", host, parts.port or 6379)
+        heard_at = time.monotonic()
         while True:
             info = self._info(self.new, self.next_settings)
             behind = self._behind()
             if info.get("master_link_status") == "up" and behind is not None and behind < BEHIND:
                 return
+            if info.get("master_link_status") == "up" or info.get("master_sync_in_progress"):
+                heard_at = time.monotonic()
+            if time.monotonic() - heard_at > UNCONNECTED_S:
+                with asking(self.next_settings):
+                    self.new.execute_command("REPLICAOF", "NO", "ONE")
+                raise MoveRefused(
+                    "The new server gets no connection to the old one: look into its log. Does it "
+                    f"reach {mask(self.settings.redis)}, and may that user run PSYNC and REPLCONF?"
+                )
             self._progress(f"copying: {int(info['used_memory']):,} bytes in the new server")
             time.sleep(0.1)
 
