@@ -211,6 +211,10 @@ _DURATIONS = {
 }  # fmt: skip
 
 
+#: Schemes of the servers to which a store can move.
+_MOVABLE = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+
+
 def _checked_paths(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(path, str) for path in value):
         raise ConfigurationError(f"{where} must be a list of dotted paths, not {value!r}.")
@@ -298,17 +302,19 @@ def _check_secret(values: Mapping[str, Any]) -> None:
 
 
 def _check_next(values: Mapping[str, Any]) -> None:
-    where = values.get("redis_next")
-    if where and "://" not in where:
+    where = values.get("redis_next", "")
+    if not where:
+        return
+    if where.partition("://")[0] not in _MOVABLE:
         raise ConfigurationError(
-            'DELAYQ["REDIS_NEXT"] must be a URL, such as "redis://host:6379/0".'
+            'DELAYQ["REDIS_NEXT"] must be the URL of a single server or of one behind Sentinel: '
+            f"{', '.join(_MOVABLE)}."
         )
-    for name in ("redis", "redis_next") if where else ():
-        if values.get(name, "").partition("://")[0].endswith("+cluster"):
-            raise ConfigurationError(
-                f'DELAYQ["{name.upper()}"] is a cluster: DELAYQ["REDIS_NEXT"] moves a store between '
-                "single servers and those behind Sentinel only."
-            )
+    if values.get("redis", "").partition("://")[0].endswith("+cluster"):
+        raise ConfigurationError(
+            'DELAYQ["REDIS"] is a cluster, and a cluster cannot be moved: remove '
+            'DELAYQ["REDIS_NEXT"].'
+        )
 
 
 def _check_limits(topic: TopicSettings, where: str) -> None:

@@ -12,7 +12,7 @@ from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from ..core.conf import get_settings
-from ..core.exceptions import DelayQError
+from ..core.exceptions import StoreError
 from .connection import open_client
 from .store import RedisStore
 
@@ -27,7 +27,7 @@ def get_store() -> RedisStore:
     later = settings.redis.split("://")[0].endswith("+cluster")
     store = RedisStore(None if later else open_client(settings), settings)
     if settings.redis_next:
-        with suppress(DelayQError):  # a store that has moved refuses every call anyway
+        with suppress(StoreError):  # a store that has moved refuses every call anyway
             store.client.has_arrived()
     return store
 

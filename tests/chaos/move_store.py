@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 from tests.acceptance.history import Run
 from tests.chaos.failover import Load
@@ -31,64 +32,72 @@ def main(options: Options) -> int:
 
 
 def _run(world: World, next_url: str) -> int:
-    from django_delayq.store import get_store
-
     options = world.options
+    way = "replica" if options.variant == "replica" else "copy"
     _fill()
     for _ in range(2):
         world.worker("--concurrency", "8")
     load = Load(options.count, options.seed)
     time.sleep(options.seconds)
-    way = "replica" if options.variant == "replica" else "copy"
     command = (sys.executable, "-m", "django", "delayq", "move-store", "--way", way, "--json")
     began_at = time.time()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    over_at = time.time()
+    took = time.time() - began_at
     print(done.stdout, done.stderr, flush=True)
+    world.promise(done.returncode == 0, "the command failed")
     time.sleep(options.seconds)
     load.stop()
     ended_at = time.time()
-    world.promise(done.returncode == 0, "the command failed")
-    world.promise(get_store().client.where == next_url, "this process has not changed over")
-    sent = {message.id for message in load.sent}
-    world.wait(lambda: len({run.id for run in world.history.starts()} & sent) >= len(sent), 30)
+    ids = {message.id for message in load.sent}
+    world.wait(lambda: {run.id for run in world.history.starts()} >= ids, 30)
     world.wait(lambda: not world.outbox() and not world.stream(), 30)
+    moments = sorted(
+        run.started for run in world.history.starts() if began_at - 1 <= run.started <= ended_at
+    )
+    pause = max(b - a for a, b in pairwise(moments))
+    world.promise(pause <= LONGEST_PAUSE, f"nothing started for {pause:.2f} s")
+    world.promise(load.slowest <= LONGEST_PAUSE, f"an enqueue took {load.slowest:.2f} s")
+    words, figures = _compared(world, load, next_url)
+    return world.finish(
+        "move_store",
+        f"{words}; nothing started for {pause:.2f} s, the slowest enqueue took {load.slowest:.2f} s, "
+        f"the command {took:.1f} s",
+        **figures,
+        pause=round(pause, 3),
+        slowest_enqueue=round(load.slowest, 3),
+    )
+
+
+def _compared(world: World, load: Load, next_url: str) -> tuple[str, dict[str, int]]:
+    """What was accepted, beside what has run, in words and numbers."""
+    from django_delayq.store import get_store
+
     first: dict[str, Run] = {run.id: run for run in reversed(world.history.starts())}
-    lost = sent - first.keys()
+    lost = {message.id for message in load.sent} - first.keys()
     twice = world.history.duplicates()
     early = [
         s for s in load.sent if s.id in first and s.due_ms and first[s.id].started * 1000 < s.due_ms
     ]
-    moments = sorted(
-        run.started for run in first.values() if began_at - 1 <= run.started <= ended_at
-    )
-    pause = max(b - a for a, b in zip(moments, moments[1:], strict=False))
     spilled = sum(message.outcome == "outbox" and not message.durable for message in load.sent)
-    waiting = world.live()
+    waiting, rows = world.live(), world.archived()
+    world.promise(get_store().client.where == next_url, "this process has not changed over")
     world.promise(not lost, f"{len(lost)} messages were lost: {sorted(lost)[:3]}")
     world.promise(not twice, f"{len(twice)} ran twice: {list(twice)[:3]}")
     world.promise(not early, f"{len(early)} were early: {early[:3]}")
     world.promise(not load.refused, f"{len(load.refused)} were refused: {load.refused[:3]}")
-    world.promise(pause <= LONGEST_PAUSE, f"nothing started for {pause:.2f} s")
-    world.promise(load.slowest <= LONGEST_PAUSE, f"an enqueue took {load.slowest:.2f} s")
     world.promise(waiting == WAITING, f"{waiting} messages wait, and not {WAITING}")
-    world.promise(world.archived() == len(sent), f"{world.archived()} rows of {len(sent)} messages")
-    text = (
-        f"{len(sent)} accepted, {spilled} plain ones in the outbox, {waiting} waited; lost "
-        f"{len(lost)}, twice {len(twice)}, early {len(early)}; nothing started for {pause:.2f} s, "
-        f"the slowest enqueue took {load.slowest:.2f} s; the command {over_at - began_at:.1f} s"
+    world.promise(rows == len(load.sent), f"{rows} rows of {len(load.sent)} messages")
+    words = (
+        f"{len(load.sent)} accepted, {spilled} plain ones in the outbox, {waiting} waited; lost "
+        f"{len(lost)}, twice {len(twice)}, early {len(early)}"
     )
-    return world.finish(
-        f"move_store by {way}",
-        text,
-        accepted=len(sent),
-        spilled=spilled,
-        lost=len(lost),
-        twice=len(twice),
-        early=len(early),
-        pause=round(pause, 3),
-        slowest_enqueue=round(load.slowest, 3),
-    )
+    return words, {
+        "accepted": len(load.sent),
+        "spilled": spilled,
+        "lost": len(lost),
+        "twice": len(twice),
+        "early": len(early),
+    }
 
 
 def _fill() -> None:

@@ -516,8 +516,8 @@ def test_a_store_cannot_move_to_where_it_is(moved: tuple[RedisStore, Mover]) -> 
 @pytest.mark.parametrize(
     ("entries", "word"),
     [
-        ({"REDIS_NEXT": "queue"}, "must be a URL"),
-        ({"REDIS_NEXT": "redis+cluster://h:1"}, "is a cluster"),
+        ({"REDIS_NEXT": "queue"}, "must be the URL"),
+        ({"REDIS_NEXT": "redis+cluster://h:1"}, "must be the URL"),
         ({"REDIS": "redis+cluster://h:1", "REDIS_NEXT": "redis://h"}, "is a cluster"),
     ],
 )

@@ -118,8 +118,8 @@ class Mover:
         plan = Plan(by, counts, _name(olds), _name(news), skew)
         if abs(skew) > SKEW_MS:
             plan.problems.append(
-                f"The clocks of the servers differ by {abs(skew):,.0f} ms, more than {SKEW_MS}: due "
-                "times and leases count by them. Set them by NTP."
+                f"The clocks of the servers differ by {abs(skew):,.0f} ms, and {SKEW_MS} are too "
+                "much: due times and leases count by them. Set them by NTP."
             )
         plan.problems += self._unaware()
         plan.problems += self._no_room(olds, news)
@@ -190,15 +190,9 @@ class Mover:
             self.new.execute_command("DEL", probe)
 
     def _against_replica(self, olds: dict[str, Any], news: dict[str, Any]) -> Iterator[str]:
-        for name, where in (
-            ("REDIS", self.settings.redis),
-            ("REDIS_NEXT", self.settings.redis_next),
-        ):
+        for where in (self.settings.redis, self.settings.redis_next):
             if urlsplit(where).scheme != "redis":
-                yield (
-                    f"DELAYQ['{name}'] is {mask(where)}: only redis:// servers can become replicas "
-                    "here. Use --way copy."
-                )
+                yield f"{mask(where)} does not begin with redis://. Use --way copy."
         if _database(self.old) != _database(self.new):
             yield "A replica has the same database numbers: REDIS_NEXT has to name that of REDIS."
         if _version(news) < _version(olds):
