@@ -15,7 +15,7 @@ from django_delayq.models import OperatorAction, OutboxMessage
 from django_delayq.store import get_store
 from django_delayq.store.connection import mask
 from django_delayq.store.moving import mover as module
-from django_delayq.store.moving.mover import Mover
+from django_delayq.store.moving.mover import StoreMover
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.worker import Worker, WorkerOptions
 from tests.app.tasks import record as note
@@ -113,10 +113,10 @@ def test_an_error_on_the_way_lets_the_old_store_go_on(
 ) -> None:
     note.enqueue(1)
 
-    def fail(mover: Mover, move: Any) -> None:
+    def fail(mover: StoreMover, move: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Mover, "_copy", fail)
+    monkeypatch.setattr(StoreMover, "_copy", fail)
     with pytest.raises(SystemExit):
         run()
     assert hands.work() == 1

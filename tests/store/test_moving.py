@@ -24,7 +24,7 @@ from django_delayq.store.finished import FinishedStream
 from django_delayq.store.hints import HintStream
 from django_delayq.store.moving import mover as module
 from django_delayq.store.moving.freeze import decide, freeze, move_in, thaw
-from django_delayq.store.moving.mover import Mover
+from django_delayq.store.moving.mover import StoreMover
 from django_delayq.store.store import RedisStore
 from tests.servers import Server, binary_of, launcher
 from tests.store.factories import (
@@ -82,7 +82,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def moving(servers: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisStore, Mover]]:
+def moving(servers: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisStore, StoreMover]]:
     """A store on the first server, and what moves it to the second one. Both servers are empty."""
     for server in servers:
         with server.client() as client:
@@ -96,7 +96,7 @@ def moving(servers: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisS
             "SOCKET_TIMEOUT": 0.3,
         }
     )
-    store, mover = made(settings), Mover(settings)
+    store, mover = made(settings), StoreMover(settings)
     try:
         yield store, mover
     finally:
@@ -110,7 +110,7 @@ def made(settings: Settings) -> RedisStore:
 
 
 @pytest.fixture
-def moved(two: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisStore, Mover]]:
+def moved(two: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisStore, StoreMover]]:
     with moving(two, prefix) as both:
         yield both
 
@@ -118,6 +118,17 @@ def moved(two: tuple[Server, Server], prefix: str) -> Iterator[tuple[RedisStore,
 def contents(redis_py: Any) -> dict[bytes, Any]:
     """Every key with its value, as bytes. Not the state of the move."""
     return {key: redis_py.dump(key) for key in redis_py.keys("*") if not key.endswith(b":move")}
+
+
+def test_a_store_moves_to_a_server_behind_sentinel_and_from_there(prefix: str) -> None:
+    with launcher("sentinel") as watched, launcher("redis7") as single:
+        for servers in ((single, watched), (watched, single)):
+            with moving(servers, prefix) as (store, mover):
+                lease = claim(store)
+                store.topics.register("orders", 1)
+                mover.run("copy", 5)
+                assert store.ack(PARTITION, [(lease, DETAIL)]) == []
+                assert is_at(store, servers[1])
 
 
 def is_at(store: RedisStore, server: Server) -> bool:
@@ -153,7 +164,7 @@ def test_everything_is_carried_over(pair: tuple[Server, Server], prefix: str, wa
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_value_keeps_its_end_and_a_stream_its_readers(
-    moved: tuple[RedisStore, Mover], way: str
+    moved: tuple[RedisStore, StoreMover], way: str
 ) -> None:
     store, mover = moved
     store.ack(PARTITION, [(claim(store), DETAIL)])
@@ -171,7 +182,7 @@ def test_a_value_keeps_its_end_and_a_stream_its_readers(
 
 
 def test_what_is_written_while_others_change_over_is_carried_over_too(
-    moved: tuple[RedisStore, Mover],
+    moved: tuple[RedisStore, StoreMover],
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -191,7 +202,7 @@ def test_what_is_written_while_others_change_over_is_carried_over_too(
 
 
 @pytest.mark.parametrize("state", ["frozen", "moved"])
-def test_no_call_changes_a_frozen_store(moved: tuple[RedisStore, Mover], state: str) -> None:
+def test_no_call_changes_a_frozen_store(moved: tuple[RedisStore, StoreMover], state: str) -> None:
     store, mover = moved
     store.client.settings = replace(store.client.settings, redis_next="", socket_timeout=0.01)
     every = list(whole_life(store))
@@ -242,7 +253,7 @@ def test_no_call_changes_a_frozen_store(moved: tuple[RedisStore, Mover], state: 
 
 
 def test_a_call_that_waits_ends_in_the_new_store(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     store.client.settings = replace(store.client.settings, socket_timeout=5)
@@ -262,7 +273,7 @@ def test_a_call_that_waits_ends_in_the_new_store(
 
 
 def test_several_reads_of_a_round_trip_are_made_again(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     message_id = enqueue(store)
@@ -275,7 +286,7 @@ def test_several_reads_of_a_round_trip_are_made_again(
 
 
 def test_who_listens_for_hints_hears_those_of_the_new_store(
-    moved: tuple[RedisStore, Mover],
+    moved: tuple[RedisStore, StoreMover],
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -297,7 +308,7 @@ def test_who_listens_for_hints_hears_those_of_the_new_store(
 
 
 def test_a_process_that_does_not_know_the_new_store_is_told(
-    moved: tuple[RedisStore, Mover],
+    moved: tuple[RedisStore, StoreMover],
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -310,7 +321,7 @@ def test_a_process_that_does_not_know_the_new_store_is_told(
 
 
 def test_a_process_with_another_new_store_is_told(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -323,7 +334,7 @@ def test_a_process_with_another_new_store_is_told(
 
 
 def test_a_process_that_starts_after_the_move_finds_the_store_though_the_old_server_is_off(
-    moved: tuple[RedisStore, Mover], settings: Any, two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], settings: Any, two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     message_id = enqueue(store)
@@ -339,7 +350,7 @@ def test_a_process_that_starts_after_the_move_finds_the_store_though_the_old_ser
 
 
 def test_a_process_that_was_idle_finds_it_when_it_looks_for_redis(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     message_id = enqueue(store)
@@ -365,7 +376,7 @@ def waiting_ids(store: RedisStore) -> list[bytes]:
 # A move that was killed
 
 
-def kill_after(mover: Mover, step: str, way: str) -> None:
+def kill_after(mover: StoreMover, step: str, way: str) -> None:
     """Let the command die without a word after this step: a new process goes on from there."""
     if way == "copy":
         mover._empty_new()
@@ -384,7 +395,7 @@ def kill_after(mover: Mover, step: str, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", ["begun", "frozen", "copied"])
 def test_when_the_command_is_killed_the_old_store_serves_again(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server], step: str, way: str
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server], step: str, way: str
 ) -> None:
     store, mover = moved
     store.client.settings = replace(store.client.settings, socket_timeout=5)
@@ -398,7 +409,7 @@ def test_when_the_command_is_killed_the_old_store_serves_again(
     if step == "begun":
         assert contents(mover.old).keys() == before.keys()
     assert len(dump(store)["messages"]) == 2
-    again = Mover(mover.settings)
+    again = StoreMover(mover.settings)
     assert again.plan(way).problems == []
     assert again.run(way, 5).before.records == 2
     assert store.ack(PARTITION, [(lease, DETAIL)]) == []
@@ -408,7 +419,7 @@ def test_when_the_command_is_killed_the_old_store_serves_again(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_when_the_command_is_killed_after_the_decision_the_new_store_serves(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server], way: str
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server], way: str
 ) -> None:
     store, mover = moved
     lease = claim(store)
@@ -417,14 +428,14 @@ def test_when_the_command_is_killed_after_the_decision_the_new_store_serves(
     assert store.ack(PARTITION, [(lease, DETAIL)]) == []
     assert is_at(store, two[1])
     assert move_in(mover.new, store.client.prefix).state == "arrived"
-    again = Mover(mover.settings)
+    again = StoreMover(mover.settings)
     assert again.run(way, 5).frozen_ms == 0
     assert ends(store) == [(lease.id, "acked")]
     again.close()
 
 
 def test_a_command_that_was_too_slow_does_not_decide(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     store.client.settings = replace(store.client.settings, socket_timeout=5)
@@ -440,7 +451,7 @@ def test_a_command_that_was_too_slow_does_not_decide(
 
 
 def test_a_freeze_is_not_undone_while_it_may_last_nor_after_the_decision(
-    moved: tuple[RedisStore, Mover],
+    moved: tuple[RedisStore, StoreMover],
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -452,7 +463,7 @@ def test_a_freeze_is_not_undone_while_it_may_last_nor_after_the_decision(
     assert thaw(mover.old, prefix, move, "undone") == "moved"
 
 
-def test_a_topic_that_is_new_is_frozen_too(moved: tuple[RedisStore, Mover]) -> None:
+def test_a_topic_that_is_new_is_frozen_too(moved: tuple[RedisStore, StoreMover]) -> None:
     store, mover = moved
     store.topics.register("orders", 1)
     assert freeze(mover.old, store.client.prefix, "id", 1000, [], []) == "CHANGED"
@@ -463,7 +474,7 @@ def test_a_topic_that_is_new_is_frozen_too(moved: tuple[RedisStore, Mover]) -> N
 
 
 def test_what_speaks_against_a_move_is_said(
-    moved: tuple[RedisStore, Mover], monkeypatch: pytest.MonkeyPatch
+    moved: tuple[RedisStore, StoreMover], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, mover = moved
     enqueue(store)
@@ -480,7 +491,7 @@ def test_what_speaks_against_a_move_is_said(
         mover.run("copy", 5)
 
 
-def test_a_replica_takes_whole_servers_only(moved: tuple[RedisStore, Mover]) -> None:
+def test_a_replica_takes_whole_servers_only(moved: tuple[RedisStore, StoreMover]) -> None:
     store, mover = moved
     enqueue(store)
     for number in range(20):
@@ -492,7 +503,7 @@ def test_a_replica_takes_whole_servers_only(moved: tuple[RedisStore, Mover]) -> 
     assert mover.plan("copy").problems == []
 
 
-def test_a_new_server_that_is_full_is_found(moved: tuple[RedisStore, Mover]) -> None:
+def test_a_new_server_that_is_full_is_found(moved: tuple[RedisStore, StoreMover]) -> None:
     store, mover = moved
     enqueue(store)
     mover.new.config_set("maxmemory", 2_000_000)
@@ -505,9 +516,9 @@ def test_a_new_server_that_is_full_is_found(moved: tuple[RedisStore, Mover]) -> 
     assert "maxmemory" in text and "evicts" in text
 
 
-def test_a_store_cannot_move_to_where_it_is(moved: tuple[RedisStore, Mover]) -> None:
+def test_a_store_cannot_move_to_where_it_is(moved: tuple[RedisStore, StoreMover]) -> None:
     _, mover = moved
-    same = Mover(replace(mover.settings, redis_next=mover.settings.redis))
+    same = StoreMover(replace(mover.settings, redis_next=mover.settings.redis))
     with pytest.raises(MoveRefused, match="same server"):
         same.plan()
     same.close()
@@ -527,7 +538,7 @@ def test_what_cannot_move_is_refused(entries: dict[str, str], word: str) -> None
 
 
 def test_a_replica_that_gets_no_connection_is_given_up(
-    moved: tuple[RedisStore, Mover], monkeypatch: pytest.MonkeyPatch
+    moved: tuple[RedisStore, StoreMover], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, mover = moved
     monkeypatch.setattr(module, "UNCONNECTED_S", 0.2)
@@ -541,7 +552,7 @@ def test_a_replica_that_gets_no_connection_is_given_up(
 
 
 def test_two_rights_more_let_a_limited_user_follow_and_undo(
-    moved: tuple[RedisStore, Mover], two: tuple[Server, Server]
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
 ) -> None:
     store, mover = moved
     message_id = enqueue(store)

@@ -18,7 +18,7 @@ from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, MoveRefused
 from ...models import OperatorAction
 from ...store.connection import mask
-from ...store.moving.mover import Counts, Moved, Mover, Plan
+from ...store.moving.mover import Counts, MovePlan, MoveReport, StoreMover
 from ..cli import Answer, Verb, add_record, positive
 
 #: The rows of the answer.
@@ -64,13 +64,13 @@ class Command(Verb):
                 'DELAYQ["REDIS_NEXT"] is missing. Name the new Redis there, and start all '
                 "processes again before the store moves."
             )
-        mover = Mover(settings, self.progress)
+        mover = StoreMover(settings, self.progress)
         try:
             return self._run(mover, options)
         finally:
             mover.close()
 
-    def _run(self, mover: Mover, options: dict[str, Any]) -> Answer:
+    def _run(self, mover: StoreMover, options: dict[str, Any]) -> Answer:
         state = mover.state().state
         old, new = mask(mover.settings.redis), mask(mover.settings.redis_next)
         if state == "frozen" and not options["dry_run"]:
@@ -97,7 +97,7 @@ class Command(Verb):
         return _told(moved, old, new)
 
 
-def _planned(plan: Plan, old: str, new: str) -> Answer:
+def _planned(plan: MovePlan, old: str, new: str) -> Answer:
     return Answer(
         text=f"Nothing speaks against it. By {plan.by}, from {old} ({plan.old}) to {new} "
         f"({plan.new}); their clocks differ by {abs(plan.skew_ms):.0f} ms.",
@@ -107,7 +107,7 @@ def _planned(plan: Plan, old: str, new: str) -> Answer:
     )
 
 
-def _told(moved: Moved, old: str, new: str) -> Answer:
+def _told(moved: MoveReport, old: str, new: str) -> Answer:
     text = f"The store has moved from {old} to {new}"
     if moved.frozen_ms:
         text += f"; calls waited for up to {moved.frozen_ms:,} ms"

@@ -56,7 +56,7 @@ class Counts:
 
 
 @dataclass
-class Plan:
+class MovePlan:
     """What a move would do, and what speaks against it."""
 
     by: str
@@ -69,7 +69,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Moved:
+class MoveReport:
     """What a move has done."""
 
     by: str
@@ -84,7 +84,7 @@ class Moved:
     """Whether the old server keeps on its disk that the store has moved."""
 
 
-class Mover:
+class StoreMover:
     """One move from DELAYQ["REDIS"] to DELAYQ["REDIS_NEXT"].
 
     Every method raises StoreUnavailable when one of the servers cannot be asked, and StoreError.
@@ -104,7 +104,7 @@ class Mover:
 
     # Before
 
-    def plan(self, by: str = "") -> Plan:
+    def plan(self, by: str = "") -> MovePlan:
         """What a move would do. `by`: copy or replica; empty: copy for a small store."""
         olds, news = self._info(self.old, self.settings), self._info(self.new, self.next_settings)
         if olds["run_id"] == news["run_id"]:
@@ -115,7 +115,7 @@ class Mover:
         with asking(self.settings):
             before, now, after = map(clock_ms, (self.old, self.new, self.old))
         skew = now - (before + after) / 2
-        plan = Plan(by, counts, _name(olds), _name(news), skew)
+        plan = MovePlan(by, counts, _name(olds), _name(news), skew)
         if abs(skew) > SKEW_MS:
             plan.problems.append(
                 f"The clocks of the servers differ by {abs(skew):,.0f} ms, and {SKEW_MS} are too "
@@ -219,7 +219,7 @@ class Mover:
 
     # The move
 
-    def run(self, by: str, limit_s: float) -> Moved:
+    def run(self, by: str, limit_s: float) -> MoveReport:
         """Move the store, or end a move that was decided before. `limit_s`: after so many seconds
         the freeze is undone. Raises MoveUndone and MoveRefused."""
         move = self.state()
@@ -283,7 +283,7 @@ class Mover:
 
     def _end(
         self, by: str, move: Move, before: Counts, after: Counts | None, frozen_ms: int
-    ) -> Moved:
+    ) -> MoveReport:
         """What follows the decision. It can be done again at any time."""
         with asking(self.next_settings):
             state = decide(self.new, self.prefix, move.id, "copied", "arrived")
@@ -303,7 +303,7 @@ class Mover:
         if after is None:
             with asking(self.next_settings):
                 after = self._counts(self.new)
-        return Moved(by, before, after, frozen_ms, late, saved)
+        return MoveReport(by, before, after, frozen_ms, late, saved)
 
     # By copy
 
