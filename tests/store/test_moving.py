@@ -181,21 +181,34 @@ def test_a_value_keeps_its_end_and_a_stream_its_readers(
     assert stream.remove([entry]) == 0
 
 
-def test_what_is_written_while_others_change_over_is_carried_over_too(
+def test_an_answer_of_the_api_that_is_written_while_others_change_over_is_carried_over_too(
     moved: tuple[RedisStore, StoreMover],
 ) -> None:
     store, mover = moved
     enqueue(store)
     store.topics.register("orders", 1)
     real, late = mover.decide, keys.answer_keys(store.client.prefix, "call")[1]
+    lock = keys.lock_key(store.client.prefix, "released")
 
     def decide_late(move: Any) -> None:
         real(move)
         mover.old.hset(late, "of", "late")
+        mover.old.set(lock, 1)
 
     mover.decide = decide_late  # type: ignore[method-assign]
     assert mover.run("copy", 5).late == 1
     assert mover.new.hgetall(late) == {b"of": b"late"}
+    assert not mover.new.exists(lock)
+
+
+def test_an_empty_store_moves_too(
+    moved: tuple[RedisStore, StoreMover], two: tuple[Server, Server]
+) -> None:
+    store, mover = moved
+    mover.run("copy", 5)
+    store.topics.register("orders", 1)
+    assert claim(store)
+    assert is_at(store, two[1])
 
 
 # The freeze

@@ -38,7 +38,8 @@ ALIVE_MS = 30_000
 UNCONNECTED_S = 15.0
 #: Bytes that the new replica may be behind when we freeze.
 BEHIND = 1_000_000
-#: Seconds after the decision in which other processes may still write keys that are not frozen.
+#: Seconds after the decision in which processes that have not changed over may still write answers
+#: of the HTTP API to the old store: these keys are not frozen.
 LATE_S = 1.0
 
 
@@ -78,8 +79,8 @@ class MoveReport:
     frozen_ms: int
     """For how long no call was answered. 0: the move was decided before this run."""
     late: int
-    """Keys that were written to the old store while processes changed over, and were carried
-    over."""
+    """Answers of the HTTP API that were written to the old store while processes changed over, and
+    were carried over."""
     saved: bool
     """Whether the old server keeps on its disk that the store has moved."""
 
@@ -294,7 +295,12 @@ class StoreMover:
             )
         self._progress("moved, others change over")
         time.sleep(LATE_S)
-        late = self._carry(self._not_frozen(move), replace=False)
+        # Only these: what ends by itself, or was released meanwhile, is not to come back.
+        answers = self._scan(self.old, keys.answer_keys(self.prefix, "*")[1])
+        late = self._carry(((key, key) for key in answers), replace=False)
+        with suppress(*ERRORS):  # a failover of the old server should not forget the freeze
+            replicas = int(self.old.info("replication")["connected_slaves"])
+            self.old.execute_command("WAIT", replicas, int(LATE_S * 1000) or 1)
         saved = True
         try:  # a server that reads an older file after a crash would serve again
             self.old.execute_command("BGSAVE")
@@ -435,9 +441,9 @@ class StoreMover:
         waiting, leased, records, finished, followers = sums
         return Counts(waiting, leased, records, finished, followers, len(topics))
 
-    def _scan(self, redis_py: RedisPy) -> Iterator[bytes]:
+    def _scan(self, redis_py: RedisPy, pattern: str = "") -> Iterator[bytes]:
         with asking(self.settings if redis_py is self.old else self.next_settings):
-            yield from redis_py.scan_iter(f"{self.prefix}:*", count=1000)
+            yield from redis_py.scan_iter(pattern or f"{self.prefix}:*", count=1000)
 
     def _info(self, redis_py: RedisPy, settings: Settings) -> dict[str, Any]:
         with asking(settings):
