@@ -74,6 +74,9 @@ class Settings:
     redis: str = ""
     """Required. A URL (`redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
     or a `CACHES` alias of django-redis."""
+    redis_next: str = ""
+    """URL of the Redis to which `delayq move-store` is to move the store. Processes change over by
+    themselves."""
     prefix: str = "delayq"
     """First part of every Redis key. Give each project that shares a Redis its own."""
     topics: Mapping[str, TopicSettings] = field(default_factory=dict)
@@ -192,6 +195,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 _TYPES: dict[str, type] = {
     "redis": str,
+    "redis_next": str,
     "prefix": str,
     "database": str,
     "after_commit": bool,
@@ -205,6 +209,10 @@ _DURATIONS = {
     "ttr", "max_runtime", "unknown_task_grace", "priority_ageing", "sweep_interval",
     "connect_timeout", "socket_timeout", "horizon", "reconcile_after", "result_ttl", "too_late",
 }  # fmt: skip
+
+
+#: Schemes of the servers to which a store can move.
+_MOVABLE = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
 
 def _checked_paths(value: Any, where: str) -> tuple[str, ...]:
@@ -280,6 +288,7 @@ def parse_settings(raw: Any) -> Settings:
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
     _check_secret(values)
+    _check_next(values)
     return Settings(**values)
 
 
@@ -290,6 +299,22 @@ def _check_secret(values: Mapping[str, Any]) -> None:
                 f'DELAYQ["ALERTS"] tells a URL of {rule.name!r}, and DELAYQ["ALERT_SECRET"] is '
                 "missing: it signs what is sent there."
             )
+
+
+def _check_next(values: Mapping[str, Any]) -> None:
+    where = values.get("redis_next", "")
+    if not where:
+        return
+    if where.partition("://")[0] not in _MOVABLE:
+        raise ConfigurationError(
+            'DELAYQ["REDIS_NEXT"] must be the URL of a single server or of one behind Sentinel: '
+            f"{', '.join(_MOVABLE)}."
+        )
+    if values.get("redis", "").partition("://")[0].endswith("+cluster"):
+        raise ConfigurationError(
+            'DELAYQ["REDIS"] is a cluster, and a cluster cannot be moved: remove '
+            'DELAYQ["REDIS_NEXT"].'
+        )
 
 
 def _check_limits(topic: TopicSettings, where: str) -> None:

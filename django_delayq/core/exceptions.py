@@ -240,6 +240,20 @@ class StoreLoading(StoreUnavailable):
     """Redis is still loading its data set. Call again in a moment."""
 
 
+class StoreMoved(StoreUnavailable):
+    """The store has moved to another Redis, and this process does not know where: nothing was
+    changed. Name the new one in DELAYQ['REDIS'], and start the process again."""
+
+
+class MoveRefused(DelayQError):
+    """The store cannot be moved so. Nothing was changed."""
+
+
+class MoveUndone(StoreUnavailable):
+    """Carrying everything over took longer than it may. The old store serves again, and nothing was
+    lost."""
+
+
 class TooFewReplicas(StoreUnavailable):
     """Fewer replicas of Redis keep up than DELAYQ['WAIT_REPLICAS']: nothing was sent."""
 

@@ -5,12 +5,14 @@ May import core only; nothing else imports redis. Start with store.py, then any 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
 from ..core.conf import get_settings
+from ..core.exceptions import StoreError
 from .connection import open_client
 from .store import RedisStore
 
@@ -23,7 +25,11 @@ def get_store() -> RedisStore:
     # A cluster's client asks the nodes when it is made: not here, so that a process starts, and
     # spills, without them.
     later = settings.redis.split("://")[0].endswith("+cluster")
-    return RedisStore(None if later else open_client(settings), settings)
+    store = RedisStore(None if later else open_client(settings), settings)
+    if settings.redis_next:
+        with suppress(StoreError):  # a store that has moved refuses every call anyway
+            store.client.has_arrived()
+    return store
 
 
 @receiver(setting_changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -10,11 +11,17 @@ from typing import Any, NamedTuple
 import redis
 
 from ..core.conf import Settings
-from ..core.exceptions import DelayQError, NotReplicated, OutcomeUnknown, TooFewReplicas
+from ..core.exceptions import (
+    DelayQError,
+    NotReplicated,
+    OutcomeUnknown,
+    StoreUnavailable,
+    TooFewReplicas,
+)
 from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
-from .connection import RedisPy, close_client, mask, open_client
+from .connection import RedisPy, close_client, mask, open_client, retire
 from .keys import Partition
 from .redis_errors import ERRORS, translate
 from .scripts import Script, load
@@ -52,12 +59,15 @@ class RedisClient:
         self.settings = settings
         self.prefix = settings.prefix
         self.where = mask(settings.redis)
+        self.next_where = mask(settings.redis_next)
+        """To which Redis the store is to move; empty: nowhere."""
         self.load: Callable[[str], Script] = load
         """Gives the script of a name. for_tests.py puts scripts here whose clock is ahead."""
         self.ahead_ms = 0
         """How far the clock of these scripts is ahead of Redis'."""
         self.clock = ServerClock()
         self.breaker = CircuitBreaker(self._probe)
+        self._changing = threading.Lock()
         self.replicas = CircuitBreaker(self._probe_replicas)
         """Open while fewer replicas than WAIT_REPLICAS keep up. Only an enqueue looks at it."""
         self._asked_at = -CLOCK_REFRESH
@@ -80,8 +90,9 @@ class RedisClient:
     def read_all(self, reads: Sequence[Read]) -> list[Any]:
         """The answers of scripts and commands that change nothing. Takes one round trip; on a
         cluster one for each read when a script is among them."""
+        asked = self.redis
         # The pipeline of a cluster's client takes no scripts.
-        is_cluster = getattr(self.redis, "connection_pool", None) is None
+        is_cluster = getattr(asked, "connection_pool", None) is None
         if len(reads) == 1 or (is_cluster and any(read.partition for read in reads)):
             return [
                 self.call(read.name, read.partition, read.args)
@@ -102,12 +113,14 @@ class RedisClient:
             for name, part, args in reads
         ]
         try:
-            pipeline = self.redis.pipeline(transaction=False)
+            pipeline = asked.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             answers: list[Any] = pipeline.execute(raise_on_error=False)
         except ERRORS as error:
             raise self.failed(error) from error
+        if any(isinstance(answer, Exception) and self._moved(answer, asked) for answer in answers):
+            return self.read_all(reads)
         for at, answer in enumerate(answers):
             if isinstance(answer, redis.exceptions.NoScriptError):
                 answers[at] = self.command(
@@ -127,12 +140,14 @@ class RedisClient:
         """
         script = self.load(name)
         arguments = (len(script_keys), *script_keys, *args)
-        pool = getattr(self.redis, "connection_pool", None)  # a cluster's client has one per node
+        asked = self.redis
+        pool = getattr(asked, "connection_pool", None)  # a cluster's client has one per node
         if pool is None:
             answer = self._scripted(
+                asked,
                 script,
                 arguments,
-                partial(self.redis.execute_command, "EVALSHA", script.sha, *arguments),
+                partial(asked.execute_command, "EVALSHA", script.sha, *arguments),
             )
             return lambda: answer
         # Not through redis-py's execute_command: its retries, which we do not want, and its metrics
@@ -145,7 +160,7 @@ class RedisClient:
             finally:
                 pool.release(connection)
 
-        return lambda: self._scripted(script, arguments, read)
+        return lambda: self._scripted(asked, script, arguments, read)
 
     def begin_replicated(
         self, name: str, script_keys: Sequence[str], args: Iterable[Any]
@@ -159,7 +174,8 @@ class RedisClient:
             raise TooFewReplicas
         script = self.load(name)
         arguments = (len(script_keys), *script_keys, *args)
-        pool = getattr(self.redis, "connection_pool", None) or self._node_pool(script_keys[0])
+        asked = self.redis
+        pool = getattr(asked, "connection_pool", None) or self._node_pool(script_keys[0])
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
 
         def read() -> Any:
@@ -174,9 +190,11 @@ class RedisClient:
                 replicas = connection.read_response()
             # MovedError is an AskError.
             except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
-                again = partial(self.redis.execute_command, "EVALSHA", script.sha, *arguments)
-                answer, replicas = self._scripted(script, arguments, again), 0
+                again = partial(asked.execute_command, "EVALSHA", script.sha, *arguments)
+                answer, replicas = self._scripted(asked, script, arguments, again), 0
             except ERRORS as error:
+                if self._moved(error, asked):
+                    return self.begin_replicated(name, script_keys, args)()
                 raise self.failed(error) from error
             finally:
                 pool.release(connection)
@@ -227,7 +245,11 @@ class RedisClient:
         return connection
 
     def _scripted(
-        self, script: Script, arguments: tuple[Any, ...], evalsha: Callable[[], Any]
+        self,
+        asked: RedisPy,
+        script: Script,
+        arguments: tuple[Any, ...],
+        evalsha: Callable[[], Any],
     ) -> Any:
         try:
             return evalsha()
@@ -235,13 +257,18 @@ class RedisClient:
             # The text itself, not LOAD and EVALSHA again: a flush in between would fail once more.
             return self.command("EVAL", script.text, *arguments)
         except ERRORS as error:
+            if self._moved(error, asked):
+                return self.command("EVAL", script.text, *arguments)
             raise self.failed(error) from error
 
     def command(self, *args: Any) -> Any:
         """Run one plain command."""
+        asked = self.redis
         try:
-            return self.redis.execute_command(*args)
+            return asked.execute_command(*args)
         except ERRORS as error:
+            if self._moved(error, asked):
+                return self.command(*args)
             raise self.failed(error) from error
 
     def clock_ms(self) -> float:
@@ -268,6 +295,10 @@ class RedisClient:
     def failed(self, error: Exception) -> DelayQError:
         """Our exception for redis-py's. Drops the connections that may lead to a server that is
         down."""
+        if self._moved(error, self.redis):
+            return StoreUnavailable(
+                "The store has moved just now. Nothing was changed: call again."
+            )
         failure = translate(error, self.where)
         # The client of a cluster has no pool: it looks after its nodes itself.
         pool: Any = getattr(self.__dict__.get("redis"), "connection_pool", None)
@@ -283,13 +314,55 @@ class RedisClient:
             )
         return failure
 
+    def _moved(self, error: Exception, asked: RedisPy) -> bool:
+        """Whether the call was refused because the store moves, and is to be made again: the store
+        serves now, here or elsewhere. Waits until that is decided."""
+        if "WRONGTYPE" not in str(error):  # what a frozen store answers
+            return False
+        if asked is not self.redis:
+            return True
+        from .moving.follow import follow
+
+        found = follow(asked, self.settings)
+        if found is not None:
+            self._change_over(asked, found)
+        return found is not None
+
+    def has_arrived(self) -> bool:
+        """Whether the store is at REDIS_NEXT: then this process uses it from now on."""
+        if self.where == self.next_where:
+            return False
+        from .moving.follow import arrived
+
+        found = arrived(self.settings)
+        if found is not None:
+            self._change_over(self.redis, found)
+        return found is not None
+
+    def _change_over(self, before: RedisPy, found: RedisPy) -> None:
+        """Use this client from now on. Calls that are on their way end on the one before."""
+        with self._changing:
+            if found is before:
+                return
+            if self.redis is not before:  # another thread was first
+                close_client(found)
+                return
+            self.redis, self.where = found, self.next_where
+        self.clock.forget()
+        self._asked_at = -CLOCK_REFRESH
+        retire(before)
+
     def _probe(self) -> None:
         """Raise an error unless Redis is back. Asks the Sentinels first: an old primary that wakes
         up does not count."""
         pool: Any = getattr(self.redis, "connection_pool", None)
         if hasattr(pool, "sentinel_manager"):
             pool.sentinel_manager.check()
-        self.clock_ms()
+        try:
+            self.clock_ms()
+        except DelayQError:
+            if not self.next_where or not self.has_arrived():  # and the old one is switched off
+                raise
 
     def stop(self) -> None:
         """End the threads that ask whether Redis is back."""

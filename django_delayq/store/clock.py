@@ -22,6 +22,10 @@ class ServerClock:
         else:
             self._offset_ms += (offset - self._offset_ms) * 0.005
 
+    def forget(self) -> None:
+        """Another server has another clock."""
+        self._offset_ms = None
+
     @property
     def known(self) -> bool:
         """Whether there has been a reading."""

@@ -15,7 +15,7 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..core.conf import Settings
 from ..core.exceptions import ConfigurationError
-from .connection_pool import MOST_CONNECTIONS, ConnectionPool
+from .connection_pool import MOST_CONNECTIONS, ConnectionPool, hang_up
 from .redis_errors import ERRORS, translate
 
 SCHEMES = (
@@ -230,6 +230,17 @@ def _from_cluster(where: str, settings: Settings) -> RedisPy:
 def close_client(client: RedisPy) -> None:
     """End the connections, and the threads that watch where they lead."""
     client.close()
+    _end_watch(client)
+
+
+def retire(client: RedisPy) -> None:
+    """The same for a client of a single server or behind Sentinel that other threads may be using:
+    their calls end first."""
+    hang_up(client.connection_pool, in_use=False)
+    _end_watch(client)
+
+
+def _end_watch(client: RedisPy) -> None:
     pool = getattr(client, "connection_pool", None)  # a cluster's client has one per node
     watch = getattr(client, "delayq_watch", None) or getattr(pool, "sentinel_manager", None)
     if watch is not None:

@@ -26,6 +26,7 @@ class HintStream:
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._pubsub: Any = None
+        self._server: Any = None
         self._asked_at = 0.0
         self.complete_until = 0.0
         """Local monotonic time: every hint that was published before has been read. 0 while nothing
@@ -33,15 +34,17 @@ class HintStream:
 
     def connect(self) -> bool:
         """Subscribe unless subscribed. True when the subscription is new."""
-        if self._pubsub is not None:
+        server = self._store.client.redis
+        if self._pubsub is not None and server is self._server:
             return False
+        self.close()  # the store has moved
         try:
-            pubsub = self._store.client.redis.pubsub(ignore_subscribe_messages=True)
+            pubsub = server.pubsub(ignore_subscribe_messages=True)
             pubsub.subscribe(wakeups_channel(self._store.client.prefix))
         except ERRORS as error:
             raise self._store.client.failed(error) from error
         LISTENING.add(pubsub.connection)
-        self._pubsub = pubsub
+        self._pubsub, self._server = pubsub, server
         self._asked_at = self.complete_until = 0.0
         return True
 

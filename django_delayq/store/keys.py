@@ -26,6 +26,8 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:calls:TOKEN:WINDOW | hash | calls of a token of the HTTP API in a window of time |
 | PREFIX:{call:DIGEST}:lock | string | such a call of the HTTP API is on its way |
 | PREFIX:{call:DIGEST}:answer | hash | of a call with an Idempotency-Key |
+| PREFIX:move | hash | how far a move to another Redis is: state, id, until when it may last |
+| PREFIX:moved:REST | any | while the store is frozen: the value of PREFIX:REST |
 | PREFIX:ahead_us | string | how far the clock is ahead, in a test that has moved it |
 | PREFIX:wakeups | channel | topic:p:due_at_ms, a hint that a partition has more to do |
 """
@@ -168,3 +170,22 @@ def answer_keys(prefix: str, call: str) -> tuple[str, str]:
 def ahead_key(prefix: str) -> str:
     """By how many microseconds a test has moved the clock."""
     return f"{prefix}:ahead_us"
+
+
+def move_key(prefix: str) -> str:
+    """The state of a move to another Redis."""
+    return f"{prefix}:move"
+
+
+def resting_key(prefix: str, key: str) -> str:
+    """Where the value of a key is while the store is frozen. It lies in the same slot."""
+    return f"{prefix}:moved:{key[len(prefix) + 1 :]}"
+
+
+def frozen_keys(prefix: str, partitions: Iterable[Partition]) -> Iterable[str]:
+    """The keys that a frozen store has no value for, the set of topics first. Every call of ours
+    that changes something reads or writes one of them first."""
+    yield from (topics_key(prefix), workers_key(prefix), quiet_key(prefix), samples_key(prefix))
+    for partition in partitions:
+        yield from partition_keys(prefix, partition)
+        yield from (*rate_keys(prefix, partition), windows_key(prefix, partition))

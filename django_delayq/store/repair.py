@@ -112,7 +112,7 @@ class Repair:
     def finished_lives(self, partition: Partition) -> set[Life]:
         """Every life in the finished stream. Reads all of it, the newest first, in pages."""
         key, before, lives = keys.finished_key(self._client.prefix, partition), "+", set[Life]()
-        while page := self._client.redis.xrevrange(key, before, "-", count=PAGE):
+        while page := self._client.command("XREVRANGE", key, before, "-", "COUNT", PAGE):
             lives |= {Life(entry[b"id"], stamp_us_of(entry[b"record"]) or 0) for _, entry in page}
             before = f"({page[-1][0].decode()}"
         return lives

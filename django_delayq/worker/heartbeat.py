@@ -48,9 +48,10 @@ class Heartbeat(Service):
         if self._asked or self._beats % 6 == 0:  # hints may be lost
             self._asked = False  # before the question: a hint after it counts for the next time
             self._set_quiet(store.workers.is_quiet(worker))
-        store.workers.beat(
-            worker, json.dumps({**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()})
-        )
+        figures = {**self._figures(), "at_ms": int(now_ms), "rss_kb": rss_kb()}
+        if store.client.settings.redis_next:
+            figures["next"] = store.client.next_where
+        store.workers.beat(worker, json.dumps(figures))
         if self._beats % 6 == 0:
             beats = store.workers.heartbeats()
             old = [n for n in beats if now_ms - beats[n]["at_ms"] > DEAD_AFTER * 1000]

@@ -106,8 +106,9 @@ class Commands(MarkdownTable):
             for module in pkgutil.iter_modules([str(Path(management.__path__[0]) / folder)]):
                 if module.name != "delayq":  # its verbs follow
                     where = import_module(f"{management.__name__}.{folder}.{module.name}")
-                    parser = where.Command().create_parser("manage.py", before + module.name)
-                    lines += lines_of_parser(f"manage.py {before}{module.name}", parser)
+                    name = before + module.name.replace("_", "-" if before else "_")
+                    parser = where.Command().create_parser("manage.py", name)
+                    lines += lines_of_parser(f"manage.py {name}", parser)
         return self.parsed(lines)
 
 

@@ -22,12 +22,14 @@ PROGRAMS = (
     "mixed",
     "sentinel",
     "cluster",
+    "move_store",
 )
 ALL = (
     "flush", "flush --kill", "redis_away", "redis_away --frozen", "database_away",
     *(f"exactly_once --database {kind}" for kind in ("postgresql", "sqlite", "mariadb")),
     "bulk --database postgresql", "bulk --database sqlite", "mixed",
     "sentinel --kill", "sentinel --frozen", "cluster --kill", "cluster --frozen", "cluster --migrate",
+    "move_store", "move_store --replica",
 )  # fmt: skip
 
 
@@ -47,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--migrate", action="store_true", help="cluster: move a slot from node to node"
     )
     parser.add_argument(
+        "--replica", action="store_true", help="move_store: by a replica, and not by a copy"
+    )
+    parser.add_argument(
         "--term", action="store_true", help="bulk: stop the worker by SIGTERM instead"
     )
     parser.add_argument(
@@ -64,7 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.count or program.COUNT,
         given.seconds or program.SECONDS,
         given.seed,
-        next((name for name in ("kill", "frozen", "term", "migrate") if getattr(given, name)), ""),
+        next(
+            (
+                name
+                for name in ("kill", "frozen", "term", "migrate", "replica")
+                if getattr(given, name)
+            ),
+            "",
+        ),
         {"all": tuple(POINTS), "none": ()}.get(given.points)
         or tuple(filter(POINTS.get, given.points.split(","))),
         given.reconcile_after or program.RECONCILE_AFTER,

@@ -33,7 +33,7 @@ class Options(NamedTuple):
     seconds: float
     seed: int
     variant: str = ""
-    """kill, frozen, term, migrate, or nothing."""
+    """kill, frozen, term, migrate, replica, or nothing."""
     points: tuple[str, ...] = ()
     reconcile_after: float = 10.0
 

@@ -14,7 +14,8 @@ from django.core.management import CommandError, call_command
 from django_delayq.management import verbs
 from django_delayq.management.commands.delayq import Command
 
-VERBS = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[!_]*.py"))
+MODULES = sorted(path.stem for path in Path(verbs.__path__[0]).glob("[!_]*.py"))
+VERBS = [module.replace("_", "-") for module in MODULES]
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -34,16 +35,16 @@ def test_help_has_a_line_for_each_verb(capsys: pytest.CaptureFixture[str]) -> No
     assert [line[0] for line in lines if len(line) == 2 and line[1].endswith(".")][:-1] == VERBS
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("verb", "module"), [*zip(VERBS, MODULES, strict=True)], ids=VERBS)
 def test_help_of_a_verb_says_what_it_does_with_an_example(
-    verb: str, capsys: pytest.CaptureFixture[str]
+    verb: str, module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, text = ended(capsys, verb, "--help")
     assert code == 0
     assert f"usage: manage.py delayq {verb}" in text
     assert f"\n  python manage.py delayq {verb}" in text
     assert "--settings" in text
-    doc = import_module(f"{verbs.__name__}.{verb}").__doc__ or ""
+    doc = import_module(f"{verbs.__name__}.{module}").__doc__ or ""
     assert doc.splitlines()[0].endswith(".")
     assert max(map(len, doc.splitlines())) <= 100
 

@@ -15,7 +15,7 @@ ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
     "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
     "cancel bulk", "move", "shift", "archive again",
-    "create token", "revoke token",
+    "create token", "revoke token", "move store",
 )  # fmt: skip
 
 

@@ -59,8 +59,9 @@ class Command(BaseCommand):
 
 
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in sorted(Path(verbs.__path__[0]).glob("[!_]*.py"))}
+    paths = sorted(Path(verbs.__path__[0]).glob("[!_]*.py"))
+    return {path.stem.replace("_", "-"): path for path in paths}
 
 
 def _load(verb: str) -> BaseCommand:
-    return import_module(f"{verbs.__name__}.{verb}").Command()
+    return import_module(f"{verbs.__name__}.{_files()[verb].stem}").Command()
