@@ -152,7 +152,7 @@ def edit(
             "This message is sent when the open transaction commits: edit it after that."
         )
 
-    change = partial(edited, args=args, kwargs=kwargs)
+    change = partial(edited, identity=target.identity, args=args, kwargs=kwargs)
     row = _row(target)
     try:
         if row is not None and lookup.is_unsettled(row):
