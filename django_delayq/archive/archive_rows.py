@@ -253,7 +253,7 @@ def _result(entry: Entry, code: bytes, detail: FinishDetail) -> str:
     elif detail.result:
         topic, name = entry.partition.topic, kept_task_name(entry.partition, code)
         value = {"result": msgspec.json.decode(detail.result)}
-        seen = redaction.shown(topic, name, [], value)
+        seen = redaction.shown_arguments(topic, name, [], value)
         if "result" in seen.kwargs:
             fields["result"] = seen.kwargs["result"]
         if seen.redaction:
@@ -267,7 +267,7 @@ def _arguments(entry: Entry, record: Record, body: Body) -> str:
     if not redaction.hides(record.task_code):
         return _encode({"args": body.args, "kwargs": body.kwargs}).decode()
     name = kept_task_name(entry.partition, record.task_code)
-    return redaction.shown(entry.partition.topic, name, body.args, body.kwargs).as_json()
+    return redaction.shown_arguments(entry.partition.topic, name, body.args, body.kwargs).as_json()
 
 
 def _without_nul(text: str) -> str:

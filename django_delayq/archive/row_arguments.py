@@ -73,5 +73,5 @@ def visible_arguments(row: ArchivedMessage) -> RowArguments:
     found = read_arguments(row.message_id, row.body)
     if found.redaction:
         return found
-    seen = redaction.shown(row.topic, row.task, found.args, found.kwargs)
+    seen = redaction.shown_arguments(row.topic, row.task, found.args, found.kwargs)
     return RowArguments(list(seen.args), dict(seen.kwargs))

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import traceback as tracebacks
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -62,7 +62,9 @@ def hides(code: bytes) -> bool:
     return bool(get_settings().redact or (task is not None and task.definition.options.secret))
 
 
-def shown(topic: str, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ShownArguments:
+def shown_arguments(
+    topic: str, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ShownArguments:
     """What people may see of these arguments, which are JSON. They are not changed."""
     declared, redact = registry.by_name.get(task), get_settings().redact
     paths = declared.definition.options.secret if declared is not None else ()
@@ -87,7 +89,7 @@ def shown(topic: str, task: str, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 def shown_message(message: Message) -> Message:
     """The message with the arguments that people may see."""
-    seen = shown(message.topic, message.task, message.args, message.kwargs)
+    seen = shown_arguments(message.topic, message.task, message.args, message.kwargs)
     if not seen.redaction:
         return message
     return msgspec.structs.replace(message, args=seen.args, kwargs=seen.kwargs)
@@ -194,18 +196,11 @@ def hidden_texts(
     """What may not stand in a text about this call, the longest first. `typed`: the arguments as
     the annotations of the task make them."""
     args, kwargs = arguments
-    seen = shown(topic, task, args, kwargs)
+    seen = shown_arguments(topic, task, args, kwargs)
     if not seen.redaction:
         return []
-    values = list(_differences([list(args), dict(kwargs)], [list(seen.args), dict(seen.kwargs)]))
-    texts: set[str] = set()
-    for value in values:
-        texts |= {str(value), repr(value).strip("'\""), json.dumps(value)[1:-1] or str(value)}
-        if isinstance(value, str):
-            texts.add(json.dumps(value, ensure_ascii=False)[1:-1])
-    if typed is not None:
-        texts |= set(_typed_texts(arguments, seen, typed))
-    return sorted(filter(None, map(str.strip, texts)), key=len, reverse=True)
+    true = _differences([list(args), dict(kwargs)], [list(seen.args), dict(seen.kwargs)])
+    return _texts_of(true, () if typed is None else _typed_texts(arguments, seen, typed))
 
 
 def hidden_in(lease: Lease) -> list[str]:
@@ -271,6 +266,17 @@ def _safe(
     if notes := getattr(error, "__notes__", None):
         safe.__notes__ = [without(str(note), hidden) for note in notes]
     return safe
+
+
+def _texts_of(values: Iterable[Any], others: Iterable[str] = ()) -> list[str]:
+    """How these values may stand in a text."""
+    texts = set(others)
+    for value in values:
+        texts.add(str(value))
+        if isinstance(value, str):
+            written = (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False))
+            texts |= {one[1:-1] for one in written}
+    return sorted(filter(None, map(str.strip, texts)), key=len, reverse=True)
 
 
 def _leaves(value: Any) -> Iterator[Any]:

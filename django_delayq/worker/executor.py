@@ -272,7 +272,7 @@ class Executor:
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
-        if task.definition.options.secret or self._settings.redact:
+        if redaction.hides(task.definition.code):
             error = redaction.safe_error(error, redaction.hidden_in(lease))
         if isinstance(error, Reject):
             outcome.reason = _message(error)

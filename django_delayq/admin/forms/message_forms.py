@@ -101,7 +101,7 @@ class ArgumentsForm(forms.Form):
         self.task = task
         self._true = self.layout = layout(task, given)
         if given is not None:
-            seen = redaction.shown(topic, task, *given)
+            seen = redaction.shown_arguments(topic, task, *given)
             self.layout = layout(task, (seen.args, seen.kwargs))
         for parameter in self.layout.parameters:
             value = self.layout.given.get(parameter.name, NOT_GIVEN)

@@ -80,7 +80,7 @@ class Command(Verb):
         args, kwargs = _arguments(options["values"])
         names = ("delay", "due_at", "topic", "key", "priority", "on_duplicate", "window")
         given = {name: options[name] for name in names if options[name] is not None}
-        seen = redaction.shown(declared.options.topic, task, args, kwargs)
+        seen = redaction.shown_arguments(declared.options.topic, task, args, kwargs)
         words = f"{task}({in_one_line(seen.args, seen.kwargs, 1_000)})"
         if options["dry_run"]:
             changed = DelayedTask[..., Any](declared.definition, declared.options).using(**given)
