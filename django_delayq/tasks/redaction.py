@@ -81,6 +81,8 @@ def shown_arguments(
         encoded = msgspec.json.encode(seen)
     except Exception as error:  # whatever goes wrong: what may not be shown is not shown
         safe = safe_error(error, _texts_of(_leaves([args, kwargs])))
+        # Without this call itself, whose variables are the arguments.
+        safe.__traceback__ = safe.__traceback__ and safe.__traceback__.tb_next
         text = "The arguments of a message of %s cannot be redacted: all of them are hidden"
         logger.error(text, task, exc_info=safe)
         return ShownArguments([], {}, "failed")
