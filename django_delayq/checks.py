@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -14,6 +15,7 @@ from django.utils.module_loading import import_string
 from .core.alert_rules import is_mail, is_url
 from .core.conf import Settings, get_settings
 from .core.exceptions import ConfigurationError, DelayQError
+from .core.limits import names_in
 from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
 from .store import get_store
@@ -33,10 +35,13 @@ ALWAYS = {
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "E009": '`DELAYQ["MIDDLEWARE"]` or `DELAYQ["ENQUEUE_HOOKS"]` names what cannot be imported.',
     "E030": '`DELAYQ["ALERTS"]` names a function that cannot be imported.',
+    "E006": '`DELAYQ["ENCRYPTION_KEYS"]` is set, and the package cryptography is missing.',
+    "W004": "The key or the limit of a task is made from an argument that is secret.",
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
 }
 WITH_DEPLOY = {
+    "W008": "A task has secret arguments, and bodies are not encrypted.",
     "W007": "The project has several databases: know which transaction a message waits for.",
     "E010": "Redis cannot be reached.",
     "E011": "Redis has a memory limit, and evicts keys when it reaches it.",
@@ -126,6 +131,63 @@ def check_limits(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
             hint = "Give the task a topic of its own, with one partition."
             found.append(Error(message, hint=hint, id="delayq.E005"))
     return found
+
+
+@register("delayq")
+def check_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """What is secret stands in nothing that is shown, and bodies can be encrypted."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    found: list[CheckMessage] = []
+    if get_settings().encryption_keys and find_spec("cryptography") is None:
+        found.append(
+            Error(
+                'DELAYQ["ENCRYPTION_KEYS"] is set, and the package cryptography is missing.',
+                hint="pip install django-delayq[encryption]",
+                id="delayq.E006",
+            )
+        )
+    for task in registry.by_name.values():
+        declared = task.definition.options
+        secret = {path.split(".")[0] for path in declared.secret}
+        maker = declared.key_maker
+        templates = {
+            "key": maker.source if maker is not None and isinstance(maker.source, str) else "",
+            "limit_by": declared.limit_by or "",
+        }
+        for option, template in templates.items():
+            if told := sorted(secret & {*names_in(template)}):
+                found.append(
+                    checks.Warning(
+                        f"{task.name} has the secret argument {', '.join(told)}, and its {option} "
+                        f"{template!r} is made from it: keys are shown, logged and not encrypted "
+                        "in the database.",
+                        hint="Make it from an argument that may be seen, such as a primary key.",
+                        id="delayq.W004",
+                    )
+                )
+    return found
+
+
+@register("delayq", deploy=True)
+def check_encryption(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """Secret arguments do not lie in Redis in plain text."""
+    if any(message.is_serious() for message in check_settings()):
+        return []
+    if get_settings().encryption_keys:
+        return []
+    names = sorted(name for name, task in registry.by_name.items() if task.options.secret)
+    if not names:
+        return []
+    return [
+        checks.Warning(
+            f"{', '.join(names[:5])}{' and others have' if len(names) > 5 else ': has'} secret "
+            "arguments, which are hidden from people, and lie in Redis and in the outbox in plain "
+            "text.",
+            hint='DELAYQ["ENCRYPTION_KEYS"] encrypts them. Or send a primary key instead.',
+            id="delayq.W008",
+        )
+    ]
 
 
 @register("delayq", deploy=True)

@@ -19,10 +19,10 @@ import msgspec
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.utils.module_loading import import_string
 from django.utils.timezone import get_default_timezone
 
 from ..core.conf import get_settings
+from ..core.encryption import is_sealed
 from ..core.exceptions import UndecodableMessage
 from ..core.message import (
     ATTEMPTS,
@@ -31,14 +31,16 @@ from ..core.message import (
     Body,
     Record,
     decode_body,
+    is_record_sealed,
     stamp_us_of,
     task_code_of,
 )
 from ..core.times import stored_ms
 from ..models import ArchivedMessage
 from ..store.entries import Entry
-from ..store.keys import Partition
+from ..tasks import redaction
 from ..tasks.naming import kept_task_name
+from .row_arguments import sealed_arguments
 
 logger = logging.getLogger("delayq")
 
@@ -53,7 +55,6 @@ RowValues = tuple[Any, ...]
 Content = tuple[Body, str]
 
 _IGNORE = "ON CONFLICT (message_id, enqueued_at) DO NOTHING"
-_REDACTION_FAILED = '{"args":[],"kwargs":{},"redaction":"failed"}'
 _NEVER_CLAIMED = Attempts(0, 0, 0, 0, b"")
 _NOTHING = msgspec.Raw(b"")
 #: The last instant that a datetime can hold, in ms. A later one is damage.
@@ -82,7 +83,6 @@ class FinishDetail(msgspec.Struct, omit_defaults=True):
 
 _decode_detail = msgspec.json.Decoder(FinishDetail).decode
 _encode = msgspec.json.encode
-_redactor: Callable[[str], Callable[..., tuple[Any, Any]]] = lru_cache(maxsize=4)(import_string)
 
 
 class Forms(NamedTuple):
@@ -183,9 +183,13 @@ def content_of(entry: Entry, content: Content | None = None) -> tuple[Record, Bo
     try:
         record = Record.decode(entry.record)
         if content is None:
-            body = decode_body(record.flags, record.body)
-            content = body, _arguments(entry.partition, record.task_code, body)
+            body = decode_body(record.flags, record.body, entry.id)
+            content = body, _arguments(entry, record, body)
     except UndecodableMessage:
+        # A body that is encrypted stays as it is: somebody may have its key.
+        if content is None and is_record_sealed(entry.record):
+            record = Record.decode(entry.record)
+            return record, Body(), sealed_arguments(record.body, entry.id)
         # Only these parts of the record are certain.
         enqueued_at_us = stamp_us_of(entry.record) or 0
         if not 0 < enqueued_at_us // 1000 < LAST_MS:
@@ -195,7 +199,8 @@ def content_of(entry: Entry, content: Content | None = None) -> tuple[Record, Bo
         if content is None:
             raw = _encode({"record": base64.b64encode(entry.record).decode()}).decode()
             # What cannot be read cannot be redacted either.
-            content = Body(), _REDACTION_FAILED if get_settings().redact else raw
+            hides = redaction.hides(task_code_of(entry.record))
+            content = Body(), redaction.FAILED if hides else raw
     return record, *content
 
 
@@ -272,39 +277,26 @@ def _result(entry: Entry, code: bytes, detail: FinishDetail) -> str:
     fields: dict[str, Any] = {}
     if detail.progress:
         fields["progress"] = detail.progress
-    redact = get_settings().redact
-    if detail.result and not redact:
+    if detail.result and not redaction.hides(code):
         fields["result"] = detail.result
     elif detail.result:
         topic, name = entry.partition.topic, kept_task_name(entry.partition, code)
-        try:
-            value = {"result": msgspec.json.decode(detail.result)}
-            _, shown = _redactor(redact)(topic, name, [], value)
-            encoded = _encode(shown["result"])
-            fields["result"] = msgspec.Raw(encoded)
-            if encoded != _encode(msgspec.json.decode(detail.result)):
-                fields["redaction"] = "done"
-        except Exception:  # as for the arguments
-            logger.exception("DELAYQ['REDACT'] failed; the result is left out of the archive")
-            fields["redaction"] = "failed"
+        value = {"result": msgspec.json.decode(detail.result)}
+        seen = redaction.shown_arguments(topic, name, [], value)
+        if "result" in seen.kwargs:
+            fields["result"] = seen.kwargs["result"]
+        if seen.redaction:
+            fields["redaction"] = seen.redaction
     return _without_nul(_encode(fields).decode())
 
 
-def _arguments(partition: Partition, code: bytes, body: Body) -> str:
-    args, kwargs, redact = body.args, body.kwargs, get_settings().redact
-    plain = _encode({"args": args, "kwargs": kwargs})
-    if not redact:
-        return plain.decode()
-    try:
-        # The redactor may change what it is given: `plain` is made before.
-        shown = _redactor(redact)(partition.topic, kept_task_name(partition, code), args, kwargs)
-        if _encode({"args": shown[0], "kwargs": shown[1]}) == plain:
-            return plain.decode()
-        # The mark keeps a replay from taking what is left for the arguments.
-        return _encode({"args": shown[0], "kwargs": shown[1], "redaction": "done"}).decode()
-    except Exception:  # whatever goes wrong: arguments that may not be shown are not shown
-        logger.exception("DELAYQ['REDACT'] failed; the arguments are left out of the archive")
-        return _REDACTION_FAILED
+def _arguments(entry: Entry, record: Record, body: Body) -> str:
+    if get_settings().encryption_keys or is_sealed(record.body):
+        return sealed_arguments(record.body, entry.id)
+    if not redaction.hides(record.task_code):
+        return _encode({"args": body.args, "kwargs": body.kwargs}).decode()
+    name = kept_task_name(entry.partition, record.task_code)
+    return redaction.shown_arguments(entry.partition.topic, name, body.args, body.kwargs).as_json()
 
 
 def _without_nul(text: str) -> str:

@@ -9,11 +9,14 @@ from contextlib import suppress
 from functools import reduce
 from operator import or_
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from django.db.models import Q
 
+from ..models import ArchivedMessage
 from ..tasks import registry
+from .row_arguments import ENCRYPTED, read_arguments, visible_arguments
 from .selection import Rows
 
 
@@ -40,6 +43,8 @@ class ArgumentMatch:
         """The rows whose text has a value anywhere, so that the bodies of only a few rows are
         read."""
         conditions = [Q(body__contains=needle) for needle in self.needles]
+        if conditions:  # the text of an encrypted body tells nothing
+            conditions.append(Q(body__contains=f'"redaction":"{ENCRYPTED}"'))
         narrowed: Rows = rows.filter(reduce(or_, conditions)) if conditions else rows
         return narrowed
 
@@ -51,13 +56,22 @@ class ArgumentMatch:
         needles = {msgspec.json.encode(value).decode().strip('"') for value in self.values}
         return [] if "" in needles else sorted(needles)
 
-    def is_in_body(self, task: str, text: str) -> bool:
-        """Whether the argument is in a body of the archive. A body that cannot be read has none."""
+    def is_in_row(self, task: str, message_id: UUID, body: str) -> bool:
+        """Whether the argument is in a row of the archive, hidden or not. A body that cannot be
+        read has none."""
         try:
-            body = msgspec.json.decode(text)
-            return self.is_in(task, body["args"], body["kwargs"])
-        except (msgspec.MsgspecError, UnicodeError, TypeError, KeyError):
+            found = read_arguments(message_id, body)
+        except (msgspec.MsgspecError, UnicodeError):
             return False
+        return self.is_in(task, found.args, found.kwargs)
+
+    def is_seen_in(self, row: ArchivedMessage) -> bool:
+        """The same of what people may see of a row."""
+        try:
+            found = visible_arguments(row)
+        except (msgspec.MsgspecError, UnicodeError):
+            return False
+        return self.is_in(row.task, found.args, found.kwargs)
 
     def is_in(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether the argument is there and has one of the values."""

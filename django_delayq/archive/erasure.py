@@ -88,17 +88,17 @@ class Person:
             self.match is None or self.match.is_in(task, args, kwargs)
         )
 
-    def owns_row(self, topic: str, task: str, key: str, body: str) -> bool:
+    def owns_row(self, topic: str, task: str, key: str, message_id: UUID, body: str) -> bool:
         """Whether a row of the archive is the person's."""
         return self._may_own(topic, task, key) and (
-            self.match is None or self.match.is_in_body(task, body)
+            self.match is None or self.match.is_in_row(task, message_id, body)
         )
 
-    def owns_record(self, topic: str, task: str, raw: bytes) -> bool | None:
+    def owns_record(self, topic: str, task: str, identity: bytes, raw: bytes) -> bool | None:
         """Whether a record of Redis or the outbox is the person's; None when it cannot be read."""
         try:
             record = Record.decode(raw)
-            body = decode_body(record.flags, record.body)
+            body = decode_body(record.flags, record.body, identity)
         except UndecodableMessage:
             return None
         return self.owns(topic, task, body.key or "", body.args, body.kwargs)
@@ -163,7 +163,7 @@ def owned_rows(
             if found := [
                 _owned(row)
                 for row in page
-                if person.owns_row(row.topic, row.task, row.key, row.body)
+                if person.owns_row(row.topic, row.task, row.key, row.message_id, row.body)
             ]:
                 yield found
         # Over a gap between ids in one step.

@@ -26,6 +26,7 @@ from ..core.exceptions import InvalidMessage
 from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage, Final
 from ..models.functions import Octets
+from ..tasks.redaction import check_search
 from .argument_match import ArgumentMatch
 from .selection import Rows, Selection
 
@@ -102,10 +103,12 @@ def page_of(
     In the order of finishing, or (all rows or acked ones, without a period) in that of archiving,
     which is nearly the same. Two short queries at most, four on SQLite. `columns`: the fields to
     read. Raises InvalidMessage for a cursor that is not of this selection's pages, and for a search
-    for an argument without a period.
+    for an argument without a period, or for a secret one.
     """
     if selection.argument and not (selection.since or selection.until):
         raise InvalidMessage("A search for an argument needs a period. Choose one.")
+    if selection.argument:
+        check_search(selection.argument, selection.task)
     kind = _kind(selection)
     edge = _edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
@@ -247,9 +250,11 @@ class _Times(_Walk):
         rows = rows.order_by(*self.order("finished_at", "pk"))
         if self.selection.argument:
             argument = ArgumentMatch.read(self.selection.argument, self.selection.value)
-            rows = argument.narrowed(rows).only("pk", *self.columns, "body")
+            rows = argument.narrowed(rows).only(
+                "pk", *{*self.columns, "topic", "task", "message_id", "body"}
+            )
             candidates = list(rows[:CANDIDATES])
-            found = [row for row in candidates if argument.is_in_body(row.task, row.body)]
+            found = [row for row in candidates if argument.is_seen_in(row)]
             found = found[: size + 1]
             if len(found) <= size and len(candidates) == CANDIDATES:
                 last = candidates[-1]

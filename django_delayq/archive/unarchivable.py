@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from django.db import connections, transaction
@@ -18,14 +19,23 @@ from django.db.models import QuerySet
 from ..core.conf import get_settings
 from ..core.database import may_pass
 from ..core.exceptions import DatabaseUnavailable, DelayQError, StoreError
-from ..core.message import ATTEMPTS, HEADER_END, Attempts, Body
+from ..core.message import (
+    ATTEMPTS,
+    HEADER_END,
+    Attempts,
+    Body,
+    is_record_sealed,
+    task_code_of,
+)
 from ..core.times import stored_ms
-from ..models import OperatorAction, UnarchivableEntry
+from ..models import ArchivedMessage, OperatorAction, UnarchivableEntry
 from ..store.entries import Entry
 from ..store.keys import Partition
+from ..tasks import redaction
 from ..tasks.naming import kept_task_name
 from . import archive_rows, closing
 from .erasure import ERASED
+from .row_arguments import visible_arguments
 
 #: Bytes of each field that are kept. No message of ours has more.
 MOST_BYTES = 2 * 1024 * 1024
@@ -50,7 +60,8 @@ def put_aside(entry: Entry, error: Exception) -> None:
     as it is."""
     raw = {"record": entry.record, "attempts": entry.attempts, "detail": entry.detail}
     content: dict[str, Any] = {"at_ms": entry.at_ms}
-    if get_settings().redact:
+    hides = redaction.hides(task_code_of(entry.record))
+    if (hides or get_settings().encryption_keys) and not is_record_sealed(entry.record):
         # Keep only what a row of the archive would have shown. Nobody knows later which other parts
         # may be shown.
         _, body, arguments = archive_rows.content_of(entry)
@@ -59,8 +70,9 @@ def put_aside(entry: Entry, error: Exception) -> None:
             "record": entry.record[:HEADER_END],
             "body": msgspec.json.encode(shown),
             "arguments": arguments.encode(),
-            "detail": archive_rows.without_result(entry.detail),
         }
+    if hides:
+        raw["detail"] = archive_rows.without_result(entry.detail)
     content |= {name: base64.b64encode(value[:MOST_BYTES]).decode() for name, value in raw.items()}
     row = UnarchivableEntry(
         entry=entry.entry.decode(),
@@ -152,8 +164,18 @@ def entry_view(row: UnarchivableEntry) -> Shown:
         ),
         detail=archive_rows.detail_of(entry.detail),
         body=body,
-        arguments=arguments,
+        arguments=_visible(row, task, arguments),
     )
+
+
+def _visible(row: UnarchivableEntry, task: str, arguments: str) -> str:
+    shown = ArchivedMessage(
+        message_id=UUID(hex=row.message_id), topic=row.topic, task=task, body=arguments
+    )
+    try:
+        return msgspec.json.encode(visible_arguments(shown)).decode()
+    except (msgspec.MsgspecError, UnicodeError):
+        return arguments
 
 
 def archive_again(

@@ -35,6 +35,7 @@ from ..outbox import lookup, outbox, postponed
 from ..store import get_store
 from ..tasks.builder import edited
 from ..tasks.options import ChangeOptions
+from ..tasks.redaction import refuse_mark
 from . import on_commit
 from .enqueue import awaited
 from .finding import Target
@@ -147,12 +148,13 @@ def edit(
     What an open transaction has yet to send is refused too.
     """
     target = Target.of(topic, None, message_id)
+    refuse_mark(args, kwargs)
     if on_commit.find(*target.address):
         raise InvalidMessage(
             "This message is sent when the open transaction commits: edit it after that."
         )
 
-    change = partial(edited, args=args, kwargs=kwargs)
+    change = partial(edited, identity=target.identity, args=args, kwargs=kwargs)
     row = _row(target)
     try:
         if row is not None and lookup.is_unsettled(row):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+import msgspec
 from django.db import IntegrityError, transaction
 
 from ..archive import archive_rows
@@ -36,8 +37,10 @@ from ..core.message import (
     State,
     decode_body,
     key_id,
+    seal_again,
     stamp_of,
     stamp_us_of,
+    with_stamp,
     without_stamp,
 )
 from ..core.present import counted
@@ -98,6 +101,7 @@ def carry(
         return Carried("RUNNING")
     try:
         record = Record.decode(found.record)
+        as_sent = seal_again(found.record, message_id, as_id)
     except UndecodableMessage:
         return Carried("UNREADABLE")
     (before,) = store.queries.find(there, [as_id])
@@ -107,6 +111,7 @@ def carry(
     # What is left of its window moves too.
     window = f"/{window_ms - record.enqueued_at_us // 1000:.0f}" if window_ms else ""
     name = kept_task_name(here, record.task_code)
+    found = msgspec.structs.replace(found, record=as_sent)
     word, parked_ms = _park(store, target, found, record, name, window)
     if word not in ("", "SAME", "DONE"):  # another life of the key is there
         return Carried("TAKEN")
@@ -331,7 +336,7 @@ class Mover:
     def _journey(self, here: Partition, found: Found) -> _Journey | None:
         try:
             record = Record.decode(found.record)
-            key = decode_body(record.flags, record.body).key
+            key = decode_body(record.flags, record.body, found.id).key
         except UndecodableMessage:
             self.done.unreadable += 1
             return None
@@ -405,11 +410,12 @@ class Mover:
             ):
                 return None  # it runs, or it has ended
             row.status, row.relay_at_ms = OutboxStatus.WAITING, outbox.redis_now_ms()
-        return (
-            ""
-            if self._readdress(row, self.id_there(message_id.bytes, row.key or None))
-            else row.key
-        )
+        try:
+            has_moved = self._readdress(row, self.id_there(message_id.bytes, row.key or None))
+        except UndecodableMessage:  # it cannot be encrypted for its new id
+            self.done.unreadable += 1
+            return None
+        return "" if has_moved else row.key
 
     def id_there(self, message_id: bytes, key: str | None) -> bytes:
         """The id that a message has in the other topic."""
@@ -427,12 +433,14 @@ class Mover:
 
     def _readdress(self, row: OutboxMessage, as_id: bytes) -> bool:
         """In the caller's transaction. False when another row has that id."""
+        record = with_stamp(row.enqueued_at_us, row.expires_at_ms, bytes(row.record))
+        row.record = without_stamp(seal_again(record, row.message_id.bytes, as_id))
         row.topic, row.message_id = self._to, UUID(bytes=as_id)
         try:
             with transaction.atomic(using=row._state.db):
                 row.save(
                     using=row._state.db,
-                    update_fields=["topic", "message_id", "status", "relay_at_ms"],
+                    update_fields=["topic", "message_id", "record", "status", "relay_at_ms"],
                 )
         except IntegrityError:
             return False

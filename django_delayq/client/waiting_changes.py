@@ -143,7 +143,7 @@ class WaitingBatch:
             return "" if was_shifted else STARTED
         try:
             record = Record.decode(found.record)
-            decode_body(record.flags, record.body)
+            decode_body(record.flags, record.body, found.id)
         except UndecodableMessage:
             return UNDECODABLE
         if self.moves_due:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,8 +109,12 @@ class Settings:
     """Which ended messages become rows of the archive; `"dead"` means dead letters only."""
     redact: str = ""
     """Dotted path of a function `redact(topic, task, args, kwargs)`. It returns `(args, kwargs)` as
-    the archive may keep them. For a result it is called with `args=[]` and
+    people may see them, and the archive may keep them. For a result it is called with `args=[]` and
     `kwargs={"result": value}`."""
+    encryption_keys: Sequence[str] = field(default=(), repr=False)
+    """Keys that encrypt the bodies of messages: 32 random bytes each, in base64 as
+    `secrets.token_urlsafe(32)` writes them. The first one encrypts, all of them decrypt. Default:
+    bodies are not encrypted."""
     result_ttl: float = 3600.0
     """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
     archive_retention: Mapping[str, float] = field(default_factory=dict)
@@ -243,7 +248,24 @@ def _checked_retention(value: Any, where: str) -> dict[str, float]:
     return seconds
 
 
+def _checked_keys(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigurationError(f"{where} must be a list of keys, not {type(value).__name__}.")
+    for number, key in enumerate(value):
+        try:
+            size = len(base64.b64decode(key + "=" * (-len(key) % 4), altchars="-_", validate=True))
+        except (TypeError, ValueError):
+            size = 0
+        if size != 32:  # the key itself is a secret: it does not stand in the error
+            raise ConfigurationError(
+                f"{where}[{number}] must be 32 bytes in base64. Make one: "
+                'python -c "import secrets; print(secrets.token_urlsafe(32))".'
+            )
+    return tuple(value)
+
+
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "encryption_keys": _checked_keys,
     "alerts": checked_alerts,
     "archive_retention": _checked_retention,
     "api_topics": partial(check_patterns, error=ConfigurationError),

@@ -134,6 +134,15 @@ class NewerRecord(UndecodableMessage):
     """The stored record was written by a newer version. A worker of that version can read it."""
 
 
+class UndecryptableMessage(UndecodableMessage):
+    """The body of the message cannot be decrypted. It is kept as it is."""
+
+
+class MissingKey(UndecryptableMessage):
+    """The key that encrypts the body is not in DELAYQ["ENCRYPTION_KEYS"] here. A worker that has it
+    can run the message."""
+
+
 # How an isolated run fails: each counts as a failed attempt of the task
 
 

@@ -5,13 +5,14 @@ A record, as it lies in Redis, is a fixed header that the Lua scripts can unpack
     offset  size  field           meaning
     0       8     enqueued_at_us  Redis clock, microseconds: with the id it names one life of a key
     8       6     expires_at_ms   0 = never
-    14      1     flags           bits 0-1 priority, 2 compressed, 3 expiry moves with due_at,
+    14      1     flags           bits 0-1 priority, 2 packed, 3 expiry moves with due_at,
                                   4-5 version, 6 under a limit, 7 durable
     15      4     ttr_ms          length of a lease
     19      4     task code       first bytes of a hash of the task's name; `meta` has the name
     23      8     limit           only with its flag: a hash of the limit's name
     23, 31  ...   body            JSON in UTF-8: an array of arguments, or an object with more
 
+A packed body is compressed (zlib), or encrypted: see encryption.py. Its first byte says which.
 All integers are unsigned and big-endian. The first 14 bytes are the stamp: the enqueue script
 writes them, because only Redis' clock counts. A code in place of the name saves some 25 bytes in
 every waiting message.
@@ -36,6 +37,7 @@ from uuid import RFC_4122, UUID
 import msgspec
 from django.db.models import TextChoices
 
+from .encryption import is_sealed, opened, sealed
 from .exceptions import (
     BodyTooLarge,
     InvalidKey,
@@ -53,7 +55,8 @@ HEADER_END = STAMP.size + HEADER.size
 _WHOLE_HEADER = struct.Struct(STAMP.format + HEADER.format[1:])
 
 PRIORITY_BITS = 0b0011
-COMPRESSED = 0b0100
+#: The body is compressed or encrypted.
+PACKED = 0b0100
 EXPIRES_WITH_DUE = 0b1000
 VERSION_BITS = 0b0011_0000
 #: Eight bytes of a limit's name stand before the body. The scripts know this bit too.
@@ -327,6 +330,32 @@ def is_same_content(sent: bytes, other: bytes) -> bool:
     return sent[1:] == other[1:]
 
 
+def seal_sent(sent: bytes, identity: bytes) -> bytes:
+    """The record with its body encrypted for the message with this id."""
+    at = HEADER.size + LIMIT_SIZE * bool(sent[0] & LIMITED)
+    return bytes((sent[0] | PACKED,)) + sent[1:at] + sealed(sent[at:], identity)
+
+
+def is_record_sealed(record: bytes) -> bool:
+    """Whether a record, damaged or not, has an encrypted body."""
+    if len(record) < HEADER_END or not record[STAMP.size] & PACKED:
+        return False
+    return is_sealed(record[_body_at(record) :])
+
+
+def seal_again(record: bytes, identity: bytes, as_id: bytes) -> bytes:
+    """The record of a message that gets another id. One that is not encrypted stays. Raises
+    UndecodableMessage."""
+    if identity == as_id or not is_record_sealed(record):
+        return record
+    at = _body_at(record)
+    return record[:at] + sealed(opened(record[at:], identity), as_id)
+
+
+def _body_at(record: bytes) -> int:
+    return HEADER_END + LIMIT_SIZE * bool(record[STAMP.size] & LIMITED)
+
+
 def plain_value(value: Any) -> Any:
     """A str, int or float of a subclass as what it is (msgspec knows enums by itself)."""
     for kind in (str, int, float):
@@ -387,23 +416,33 @@ def encode_record(header: bytes, body: bytes, compress_above: int) -> bytes:
     if len(body) > compress_above:
         packed = zlib.compress(body, 1)
         if len(packed) < len(body):
-            header, body = bytes((header[0] | COMPRESSED,)) + header[1:], packed
+            header, body = bytes((header[0] | PACKED,)) + header[1:], packed
     return header + body
 
 
-def decode_body(flags: int, raw: bytes) -> Body:
-    """The body of a record. Raises UndecodableMessage."""
+def decode_body(flags: int, raw: bytes, identity: bytes) -> Body:
+    """The body of a record of the message with this id. Raises UndecodableMessage."""
     try:
-        if flags & COMPRESSED:
-            unpacker = zlib.decompressobj()
-            raw = unpacker.decompress(raw, MAX_BODY + 1)
-            if len(raw) > MAX_BODY or not unpacker.eof:
-                raise UndecodableMessage(
-                    f"The compressed body is cut short or larger than {MAX_BODY} bytes."
-                )
+        if flags & PACKED:
+            raw = unpacked(raw, identity)
         return _decode_object(raw) if raw[:1] == b"{" else Body(_decode_array(raw))
     except (msgspec.MsgspecError, zlib.error, UnicodeError, RecursionError) as error:
         raise UndecodableMessage(f"The body is not the JSON we write: {error}.") from None
+
+
+def unpacked(raw: bytes, identity: bytes) -> bytes:
+    """The JSON of a packed body. Raises UndecodableMessage and zlib.error."""
+    if is_sealed(raw):
+        raw = opened(raw, identity)
+        if raw[:1] in (b"[", b"{"):
+            return raw
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(raw, MAX_BODY + 1)
+    if len(raw) > MAX_BODY or not unpacker.eof:
+        raise UndecodableMessage(
+            f"The compressed body is cut short or larger than {MAX_BODY} bytes."
+        )
+    return raw
 
 
 #: Values whose repr may stand in an error. Others may do anything: a QuerySet runs its query.

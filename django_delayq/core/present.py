@@ -20,7 +20,7 @@ from .times import aware, from_ms, in_words, shown_instant
 def view(topic: str, task: str, found: Found) -> Message:
     """A message for people, from what a partition holds. Raises UndecodableMessage."""
     record = Record.decode(found.record)
-    body = decode_body(record.flags, record.body)
+    body = decode_body(record.flags, record.body, found.id)
     try:
         enqueued_at, due_at = from_ms(record.enqueued_at_us / 1000), from_ms(found.due_at_ms)
         expires_at = from_ms(record.expires_at_ms) if record.expires_at_ms else None
@@ -164,7 +164,8 @@ def _words() -> frozenset[str]:
         gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
         gettext_noop("key live"),
         gettext_noop("unknown task"), gettext_noop("unknown topic"), gettext_noop("undecodable"),
-        gettext_noop("redacted"), gettext_noop("arguments refused"),
+        gettext_noop("redacted"), gettext_noop("undecryptable"),
+        gettext_noop("arguments refused"),
         gettext_noop("started"), gettext_noop("ended"), gettext_noop("changed meanwhile"),
         gettext_noop("due already"), gettext_noop("more than ten years ahead"),
         gettext_noop("Redis has yet to hear of a change"),

@@ -27,6 +27,7 @@ from ..core.exceptions import Reject, Retry, Snooze
 from ..core.signals import Event, Topic
 from ..core.times import utc
 from ..core.version import PACKAGE_VERSION
+from ..tasks import redaction
 from ..tasks.context import CurrentMessage
 
 Run = Callable[[CurrentMessage], Any]
@@ -140,13 +141,13 @@ def _span(message: CurrentMessage) -> Iterator[None]:
             try:
                 yield
             except BaseException as error:
-                attributes |= _noted(span, error)
+                attributes |= _noted(span, error, message)
                 raise
     finally:
         instruments.duration.record(time.perf_counter() - begun, attributes)
 
 
-def _noted(span: Span, error: BaseException) -> dict[str, AttributeValue]:
+def _noted(span: Span, error: BaseException, message: CurrentMessage) -> dict[str, AttributeValue]:
     """Write to the span how a run ended that raised; what metrics are to have of it. Snooze is no
     failure."""
     if isinstance(error, Snooze):
@@ -157,7 +158,7 @@ def _noted(span: Span, error: BaseException) -> dict[str, AttributeValue]:
     elif isinstance(error, Retry):
         span.set_attribute("delayq.result", "retried")
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    span.record_exception(error)
+    span.record_exception(redaction.safe_error(error, redaction.hidden_in(message.lease)))
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR, kind)
     return {"error.type": kind}

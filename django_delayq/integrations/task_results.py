@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 
 from ..archive.archive_rows import reported_in
 from ..archive.endings import End
+from ..archive.row_arguments import read_arguments
 from ..core.exceptions import MessageCancelled, MessageExpired, MessageFailed
 from ..core.message import Final, Found, Record, State, decode_body
 from ..core.times import epoch_us, stored_ms
@@ -113,7 +114,7 @@ def declared_at(path: str) -> Task[..., Any] | None:
 def live_facts(path: str, topic: str, found: Found) -> Facts:
     """Of a message that waits or runs. Raises UndecodableMessage."""
     record = Record.decode(found.record)
-    body = decode_body(record.flags, record.body)
+    body = decode_body(record.flags, record.body, found.id)
     runs, attempts = _attempts(found.attempts.runs if found.attempts else ()), found.attempts
     enqueued_ms = -(-record.enqueued_at_us // 1000)
     workers = [run.get("worker") or SOME_WORKER for run in runs]
@@ -148,7 +149,7 @@ def ended_facts(end: End) -> Facts:
     row = end.row
     runs = _attempts(row.runs)
     last_ms = runs[-1].get("started_ms") if runs else None
-    content = json.loads(row.body)
+    known = read_arguments(row.message_id, row.body)
     errors = _errors(runs[:-1] if row.state != Final.ACKED else runs)
     if row.state != Final.ACKED:
         kind = _WITHOUT_ERROR[Final(row.state)]
@@ -162,8 +163,8 @@ def ended_facts(end: End) -> Facts:
         path=row.task,
         topic=row.topic,
         status=(SUCCESSFUL if row.state == Final.ACKED else FAILED),
-        args=content.get("args", []),
-        kwargs=content.get("kwargs", {}),
+        args=known.args,
+        kwargs=known.kwargs,
         headers=json.loads(row.headers or "{}"),
         enqueued_at=stored_ms(-(-epoch_us(row.enqueued_at) // 1000)),
         started_at=row.started_at,

@@ -115,6 +115,6 @@ def _finish(result: TaskResult[..., Any], status: TaskResultStatus) -> None:
 
 def _is_last(task: Task[..., Any], lease: Lease, error: BaseException) -> bool:
     record = Record.decode(lease.record)
-    most = decode_body(record.flags, record.body).max_attempts
+    most = decode_body(record.flags, record.body, lease.id).max_attempts
     failures = lease.attempts.attempt - lease.attempts.crashes
     return not registry.by_name[task.module_path].tries_again(error, failures, most)

@@ -44,6 +44,7 @@ from ..outbox.outbox import record_of
 from ..store import finished, get_store
 from ..store.keys import Partition
 from ..store.queries import Life
+from ..tasks import registry
 from ..tasks.naming import kept_task_name
 from ..tasks.options import ChangeOptions
 from .erased_texts import TEXTS, gaps_of, gaps_of_keys, with_gaps
@@ -344,7 +345,7 @@ class _Erasure:
         """The person's messages in Redis that have not ended."""
         for page in self._store.queries.records(partition):
             for message_id, raw in page.items():
-                if self._owns(partition, raw):
+                if self._owns(partition, message_id, raw):
                     life = Life(message_id, stamp_us_of(raw) or 0)
                     self._lives[life] = partition.topic
                     yield life, raw
@@ -353,13 +354,14 @@ class _Erasure:
         """The person's messages that have ended and are not archived."""
         for page in finished.unarchived(self._store, partition):
             for entry in page:
-                if self._owns(partition, entry.record):
+                if self._owns(partition, entry.id, entry.record):
                     life = Life(entry.id, stamp_us_of(entry.record) or 0)
                     self._lives[life] = partition.topic
                     yield life
 
-    def _owns(self, partition: Partition, raw: bytes) -> bool:
-        owned = self._person.owns_record(partition.topic, self._task(partition, raw), raw)
+    def _owns(self, partition: Partition, message_id: bytes, raw: bytes) -> bool:
+        task = self._task(partition, raw)
+        owned = self._person.owns_record(partition.topic, task, message_id, raw)
         if owned is None:
             self._unreadable.add(raw[:14])
         return bool(owned)
@@ -374,7 +376,10 @@ class _Erasure:
         while page := list(rows.filter(pk__gt=after)[:BATCH]):
             after = page[-1].pk
             for row in page:
-                if row.record and self._person.owns_record(row.topic, row.task, record_of(row)):
+                identity = row.message_id.bytes
+                if row.record and self._person.owns_record(
+                    row.topic, row.task, identity, record_of(row)
+                ):
                     self._lives[Life(row.message_id.bytes, row.enqueued_at_us)] = row.topic
                     yield row
 
@@ -416,10 +421,11 @@ class _Erasure:
         notes = [*_NOTES]
         if self._unreadable:
             notes.append(f"{len(self._unreadable):,} records in Redis cannot be read.")
-        if get_settings().redact and self._person.argument:
+        hides = any(task.definition.options.secret for task in registry.by_name.values())
+        if (get_settings().redact or hides) and self._person.argument:
             notes.append(
-                'DELAYQ["REDACT"] changes arguments before they are archived: rows from which it '
-                "has taken this argument were not recognised. Look for them by a key prefix."
+                'DELAYQ["REDACT"] and `secret` hide arguments before they are archived: rows that '
+                "have lost this argument were not recognised. Look for them by a key prefix."
             )
         self._done.notes += notes
         return self._done

@@ -17,6 +17,7 @@ from django.db.models import Max
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from ..archive.row_arguments import UNDECRYPTABLE, read_arguments
 from ..archive.selection import Rows
 from ..core.chunks import chunked_by_weight
 from ..core.conf import get_settings
@@ -29,6 +30,7 @@ from ..store import get_store
 from ..tasks import registry
 from ..tasks.builder import Item, Template
 from ..tasks.foreign import task_of_row
+from ..tasks.redaction import refuse_mark
 from ..tasks.task import Call, Task
 from .walk import Walk
 
@@ -37,18 +39,19 @@ CHUNK = 2_000_000
 
 Edit = Callable[[ArchivedMessage], tuple[Sequence[Any], Mapping[str, Any]] | None]
 
-_CONTENT = ("topic", "task", "key", "body", "headers", "priority", "ttr_ms", "max_attempts")
+_CONTENT = (
+    "message_id",
+    "topic",
+    "task",
+    "key",
+    "body",
+    "headers",
+    "priority",
+    "ttr_ms",
+    "max_attempts",
+)
 
 
-class _Arguments(msgspec.Struct):
-    """The body of a row."""
-
-    args: list[Any]
-    kwargs: dict[str, Any]
-    redaction: str = ""
-
-
-_decode_arguments = msgspec.json.Decoder(_Arguments).decode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
@@ -108,15 +111,17 @@ class Replayer:
     def _item(self, row: ArchivedMessage, number: int) -> Item | None:
         """The message that replays this row, or None: counted as skipped."""
         try:
-            found = _decode_arguments(row.body)
+            found = read_arguments(row.message_id, row.body)
             headers = _decode_headers(row.headers) if row.headers else {}
         except (msgspec.MsgspecError, UnicodeError):
             self._walk.skip("undecodable")
             return None
         edited = self._edit(row) if self._edit else None
-        if edited is None and self._walk.skip("redacted" if found.redaction else ""):
+        if edited is None and self._walk.skip(_why_hidden(found.redaction)):
             return None
         try:
+            if edited is not None:
+                refuse_mark(*_pair(edited))
             args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
             template = self._template(row, headers, number)
             return template.item(Call(template.task, args, kwargs), new_id())
@@ -197,6 +202,10 @@ def _undeclared(row: Any, declared: Callable[[str], bool]) -> str:
         return "unknown topic"
     # The archive writes \0 otherwise: then the row does not have the key.
     return "undecodable" if row.key and key_id(row.topic, row.key) != row.message_id.bytes else ""
+
+
+def _why_hidden(redaction: str) -> str:
+    return {"": "", UNDECRYPTABLE: UNDECRYPTABLE}.get(redaction, "redacted")
 
 
 def _pair(edited: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

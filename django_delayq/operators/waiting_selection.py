@@ -20,6 +20,7 @@ from ..core.times import aware, epoch_us
 from ..outbox.existing import check_existing, every_topic
 from ..outbox.listing import list_outbox
 from ..store.client import BATCH
+from ..tasks.redaction import check_search, shown_message
 
 #: Where a selection is read, in this order. A message that the relay sends meanwhile is met in
 #: Redis.
@@ -58,6 +59,8 @@ class WaitingSelection(
             raise InvalidMessage("A name or a value cannot contain the character 0.")
         if self.value and not self.argument:
             raise InvalidMessage("value needs the name of the argument.")
+        if self.argument:
+            check_search(self.argument, self.task)
         if self.since and self.until and aware(self.since) >= aware(self.until):
             raise InvalidMessage("The period ends before it begins.")
 
@@ -81,11 +84,12 @@ class WaitingSelection(
             and (not self.key_prefix or (message.key or "").startswith(self.key_prefix))
             and (self.since is None or message.due_at >= aware(self.since))
             and (self.until is None or message.due_at < aware(self.until))
-            and (
-                not self.argument
-                or self._argument.is_in(message.task, list(message.args), dict(message.kwargs))
-            )
+            and (not self.argument or self._fits_argument(shown_message(message)))
         )
+
+    def _fits_argument(self, seen: Message) -> bool:
+        """By what people may see: else a search would tell what is hidden."""
+        return self._argument.is_in(seen.task, list(seen.args), dict(seen.kwargs))
 
     @cached_property
     def _argument(self) -> ArgumentMatch:

@@ -50,6 +50,10 @@ JOBS = {
 }
 
 
+#: Jobs that make messages.
+SENDING = ("schedule", "replay")
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """How Spark is started. Under spark-submit the options of spark-submit count instead."""
 
@@ -66,6 +70,11 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 def check_params(name: str, params: Params) -> None:
     """Raise Refused when the job cannot run with these parameters. Needs no Spark."""
     params.options(JOBS[name].options).check(params)
+    if name in SENDING and (params.encrypted or "ENCRYPTION_KEYS" in params.redis.options):
+        raise Refused(
+            f'{name} writes the bodies of messages in plain text, and DELAYQ["ENCRYPTION_KEYS"] is '
+            "set. Use enqueue_many() and the replay of the pages or of code: these encrypt."
+        )
 
 
 def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
@@ -103,7 +112,7 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
 
 def interruption(name: str) -> str:
     """What an interrupted job has left."""
-    if name in ("schedule", "replay"):
+    if name in SENDING:
         return "what was sent stays; the same job again sends the rest."
     return "nothing is half done; run it again to go on."
 

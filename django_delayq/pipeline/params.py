@@ -119,6 +119,9 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     until: str = ""
     topic: str = ""
     """Only this topic; empty: all topics."""
+    encrypted: bool = False
+    """Whether the project encrypts the bodies of messages. The keys are not among the
+    parameters."""
     dry_run: bool = False
     """Report what the job would do, and change nothing."""
     job: Mapping[str, Any] = msgspec.field(default_factory=dict)

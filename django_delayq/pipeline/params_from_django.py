@@ -54,7 +54,7 @@ def parameters(
         options = {
             name.upper(): getattr(settings, name)
             for name in settings.__dataclass_fields__
-            if name not in ("redis", "topics", "database")
+            if name not in ("redis", "topics", "database", "encryption_keys")
         }
         options["TOPICS"] = {
             topic: {
@@ -64,7 +64,12 @@ def parameters(
             }
             for topic, topic_options in settings.topics.items()
         }
-        yield Params(database=_database(entry, password), redis=Redis(url, options), **rest)
+        yield Params(
+            database=_database(entry, password),
+            redis=Redis(url, options),
+            encrypted=bool(settings.encryption_keys),
+            **rest,
+        )
 
 
 def set_up(params: Params) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from ..core.conf import Settings, get_settings
 from ..core.exceptions import BodyTooLarge, InvalidMessage, UnserialisableArguments
 from ..core.message import (
-    COMPRESSED,
     EXPIRES_WITH_DUE,
     LIMITED,
+    PACKED,
     Body,
     Record,
     check_json,
@@ -26,6 +26,7 @@ from ..core.message import (
     limit_id,
     new_ids,
     restamped,
+    seal_sent,
     with_limit,
     write_body,
 )
@@ -71,8 +72,8 @@ class Template:
 
     __slots__ = (
         "code", "durable", "expires", "extra", "fitting", "fixed", "header", "identity",
-        "is_limited", "key", "may_exist", "mode", "name", "settings", "spills", "task", "topic",
-        "when",
+        "is_limited", "key", "may_exist", "mode", "name", "seals", "settings", "spills", "task",
+        "topic", "when",
     )  # fmt: skip
 
     def __init__(self, task: Task[..., Any], settings: Settings) -> None:
@@ -107,6 +108,7 @@ class Template:
         self.mode = options.mode if self.fixed else base_mode(options.mode)
         self.durable = options.durable
         self.spills = (options.on_redis_error or settings.on_redis_error) == "spill"
+        self.seals = bool(settings.encryption_keys)
         self.when, self.expires = options.when, options.expires
         moves = EXPIRES_WITH_DUE if options.expires.is_delay else 0
         self.is_limited = has_limit(task, settings)
@@ -124,6 +126,8 @@ class Template:
         """The message of one call. Raises InvalidMessage and its subclasses."""
         record = self.record(call, self.extra)
         identity = self.identity or fresh_id
+        if self.seals:
+            record = seal_sent(record, identity)
         receipt = self.task.receipt(identity, self.topic, self.name, self.key)
         message = _named(Outgoing, (identity, self.mode, self.when, self.expires, record))
         return _named(Item, (receipt, message, self))
@@ -220,6 +224,8 @@ class KeyedTemplate(Template):
         if self.extra is not None:
             extra = msgspec.structs.replace(self.extra, key=key)
         record = self.record(call, extra)
+        if self.seals:
+            record = seal_sent(record, identity)
         receipt = self.task.receipt(identity, self.topic, self.name, key)
         message = _named(Outgoing, (identity, self.keyed.mode, when, self.expires, record))
         return _named(Item, (receipt, message, self.keyed))
@@ -286,7 +292,7 @@ def build(calls: Sequence[Call]) -> list[Item]:
     return items
 
 
-def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+def edited(record: bytes, identity: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """A stored record with other arguments; the rest of it stays. Raises InvalidMessage and its
     subclasses."""
     settings, old = get_settings(), Record.decode(record)
@@ -295,11 +301,14 @@ def edited(record: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
         raise InvalidMessage(
             "The task of this message is not declared here, so nobody can tell what it takes."
         )
-    body = decode_body(old.flags, old.body)
+    body = decode_body(old.flags, old.body, identity)
     body.args, body.kwargs = task.definition.stored(args, kwargs)
     content = write_body(body if body != Body(body.args) else body.args, settings.body_limit)
-    flags = old.flags & ~(COMPRESSED | LIMITED)
+    flags = old.flags & ~(PACKED | LIMITED)
     header = encode_header(old.task_code, flags, old.ttr_ms)
     if task.definition.options.rule.holds_back:
         header = with_limit(header, limit_of(task, args, kwargs))
-    return restamped(record, encode_record(header, content, settings.compress_above))
+    sent = encode_record(header, content, settings.compress_above)
+    if settings.encryption_keys:
+        sent = seal_sent(sent, identity)
+    return restamped(record, sent)

@@ -103,6 +103,9 @@ class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     concurrency: int | None
     """How many messages of the task may run at the same time, 1 to 1,000, in all workers together;
     with `limit_by` for each key. Default: no limit."""
+    secret: str | Sequence[str]
+    """Arguments that nobody may see: names of parameters, or `address.street` for a part of one.
+    Pages, logs, errors and the archive show `[redacted]`. Default: none."""
     limit_by: str | None
     """What `rate` and `concurrency` count by: a template of the arguments, as
     `"customer:{customer_id}"`. Tasks of one topic with the same text share the limit. Default: the
@@ -166,6 +169,7 @@ class Options:
     concurrency: int | None = None
     limit_by: str | None = None
     too_late_ms: int | None = None
+    secret: tuple[str, ...] = ()
     replay_of: int | None = None
     """Id of the archived message that is replayed. Only a replay sets it."""
 
@@ -331,6 +335,18 @@ def _limit_by(value: Any) -> str:
     return value
 
 
+def _secret(value: Any) -> tuple[str, ...]:
+    paths = (value,) if isinstance(value, str) else value
+    if not isinstance(paths, list | tuple) or not all(
+        isinstance(path, str) and all(path.split(".")) for path in paths
+    ):
+        raise InvalidMessage(
+            'secret is a list of names of arguments, as ("card", "address.street"), not '
+            f"{value!r:.80}."
+        )
+    return tuple(paths)
+
+
 def _expires(value: Any) -> When:
     if value is None:
         return NEVER
@@ -413,6 +429,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rate": ("rate", _rate),
     "concurrency": ("concurrency", partial(_whole, "concurrency", MAX_CONCURRENCY)),
     "limit_by": ("limit_by", _limit_by),
+    "secret": ("secret", _secret),
     "too_late": ("too_late_ms", partial(_duration, "too_late", 366 * 86_400)),
 }
 

@@ -380,7 +380,7 @@ class _Wanted:
             # As it is stored: a tuple is a list there.
             (item,) = build([Call(declared, args or (), kwargs or {})])
             record = Record.decode(with_stamp(0, 0, item.message.record))
-            body = decode_body(record.flags, record.body)
+            body = decode_body(record.flags, record.body, item.message.id)
             self.call = body.args, body.kwargs
 
     def fits(self, message: Message) -> bool:

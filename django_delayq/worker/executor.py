@@ -21,11 +21,13 @@ from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
     IsolatedRunFailed,
+    MissingKey,
     NewerRecord,
     Reject,
     Retry,
     Snooze,
     UndecodableMessage,
+    UndecryptableMessage,
 )
 from ..core.log import log_failure
 from ..core.message import VERSION, Record, decode_body, task_code_of
@@ -33,7 +35,7 @@ from ..core.task_report import TaskReport, encode_result
 from ..core.times import duration_ms
 from ..core.version import PACKAGE_VERSION
 from ..store.lease import Lease
-from ..tasks import context, registry
+from ..tasks import context, redaction, registry
 from ..tasks.context import running
 from ..tasks.naming import kept_task_name
 from ..tasks.task import Task
@@ -71,9 +73,11 @@ _REASONS: dict[type[DelayQError], str] = {
     InvalidArguments: "bad_args",
     UndecodableMessage: "undecodable",
     NewerRecord: "undecodable",
+    UndecryptableMessage: "undecryptable",
+    MissingKey: "undecryptable",
 }
-#: Another version of the code may be able to run these messages.
-_ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord)
+#: Another version of the code, or of the settings, may be able to run these messages.
+_ANOTHER_MAY = (UnknownTask, InvalidArguments, NewerRecord, MissingKey)
 
 
 class ChildProcesses(Protocol):
@@ -180,7 +184,7 @@ class Executor:
                 task = self._find(lease)
                 if task.definition.is_async:  # this is a thread; now the dispatcher knows the task
                     return None, Outcome(lease, None, Result.RELEASED, now)
-            body = decode_body(record.flags, record.body)
+            body = decode_body(record.flags, record.body, lease.id)
             task.definition.check_arguments(body.args, body.kwargs)
             if not task.definition.annotations.are_json:
                 read = task.definition.annotations.read
@@ -270,6 +274,8 @@ class Executor:
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
+        if redaction.hides(task.definition.code):
+            error = redaction.safe_error(error, redaction.hidden_in(lease))
         if isinstance(error, Reject):
             outcome.reason = _message(error)
             return outcome

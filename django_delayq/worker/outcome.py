@@ -110,7 +110,7 @@ class Outcome:
         lease = self.lease
         try:
             record = Record.decode(lease.record)
-            key = decode_body(record.flags, record.body).key
+            key = decode_body(record.flags, record.body, lease.id).key
         except UndecodableMessage:
             key = None
         return Event(

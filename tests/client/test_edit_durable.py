@@ -20,7 +20,7 @@ from django_delayq.core.exceptions import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from django_delayq.core.message import COMPRESSED, DURABLE, STAMP, Record
+from django_delayq.core.message import DURABLE, PACKED, STAMP, Record
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import lookup
 from tests.app.tasks import close_order, record, seen
@@ -148,7 +148,7 @@ def test_one_that_is_far_from_due_is_edited_in_sql(hands: Hands) -> None:
     edit("default", handle.id, ["x" * 5_000], {})
     after = row_of(handle)
     assert fields_of(after) == fields_of(before)
-    assert bytes(after.record)[0] & COMPRESSED
+    assert bytes(after.record)[0] & PACKED
     assert (args_of(handle), handle.get().headers) == (["x" * 5_000], {"a": "b"})  # type: ignore[union-attr]
     OutboxMessage.objects.update(relay_at_ms=0)
     assert hands.relay() == 1

@@ -13,7 +13,7 @@ from django_delayq.client.changes import edit
 from django_delayq.client.handle import Handle
 from django_delayq.core import exceptions
 from django_delayq.core.conf import get_settings
-from django_delayq.core.message import COMPRESSED, DURABLE, HEADER_END, Message, Record
+from django_delayq.core.message import DURABLE, HEADER_END, PACKED, Message, Record
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -128,7 +128,7 @@ def test_a_body_is_compressed_and_unfolded_across_the_threshold(
         assert (live(handle).args, live(handle).headers) == ([value], headers)
         raw = record_of(delayq, handle)
         assert len(raw.body) < threshold
-        seen.append(bool(raw.flags & COMPRESSED))
+        seen.append(bool(raw.flags & PACKED))
     assert seen == [True, True, False]
 
 

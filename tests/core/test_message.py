@@ -24,11 +24,11 @@ from django_delayq.core.exceptions import (
     UnserialisableArguments,
 )
 from django_delayq.core.message import (
-    COMPRESSED,
     EXPIRES_WITH_DUE,
     HEADER_END,
     MAX_BODY,
     MAX_DEPTH,
+    PACKED,
     Attempts,
     Body,
     Found,
@@ -73,7 +73,7 @@ def stored(
 
 def loaded(raw: bytes) -> Body:
     record = Record.decode(raw)
-    return decode_body(record.flags, record.body)
+    return decode_body(record.flags, record.body, b"")
 
 
 # Round trips
@@ -99,7 +99,7 @@ def test_everything_else_comes_back_too() -> None:
 @pytest.mark.parametrize("args", [(1, "a", None), [1, "a", None]])
 def test_positional_arguments_alone_are_a_plain_array(args: Any) -> None:
     assert encode_body(args, LIMIT) == b'[1,"a",null]'
-    assert decode_body(0, b'[1,"a",null]') == Body([1, "a", None])
+    assert decode_body(0, b'[1,"a",null]', b"") == Body([1, "a", None])
 
 
 def test_anything_more_is_an_object_without_defaults() -> None:
@@ -161,14 +161,14 @@ def test_a_message_for_people_has_everything() -> None:
 
 def test_a_large_body_is_compressed_and_a_small_one_is_not() -> None:
     small, large = stored(Body(["x" * 1000])), stored(Body(["x" * 2000]))
-    assert not Record.decode(small).flags & COMPRESSED
-    assert Record.decode(large).flags & COMPRESSED
+    assert not Record.decode(small).flags & PACKED
+    assert Record.decode(large).flags & PACKED
     assert len(large) < len(small)
 
 
 def test_a_body_that_does_not_shrink_is_stored_as_it_is() -> None:
     body = Body([os.urandom(6).hex()])
-    assert not Record.decode(stored(body, compress_above=0)).flags & COMPRESSED
+    assert not Record.decode(stored(body, compress_above=0)).flags & PACKED
     assert loaded(stored(body, compress_above=0)) == body
 
 
@@ -176,19 +176,19 @@ def test_a_body_that_unfolds_without_end_is_refused() -> None:
     bomb = zlib.compress(b'["' + b"x" * (MAX_BODY + 10) + b'"]', 9)
     assert len(bomb) < 5000
     with pytest.raises(UndecodableMessage, match="larger than"):
-        decode_body(COMPRESSED, bomb)
+        decode_body(PACKED, bomb, b"")
 
 
 def test_a_body_of_the_largest_size_is_read() -> None:
     text = b'["' + b"x" * (MAX_BODY - 4) + b'"]'
-    assert decode_body(COMPRESSED, zlib.compress(text)).args == ["x" * (MAX_BODY - 4)]
+    assert decode_body(PACKED, zlib.compress(text), b"").args == ["x" * (MAX_BODY - 4)]
 
 
 @given(cut=st.integers(0, 60))
 def test_a_compressed_body_that_was_cut_is_refused(cut: int) -> None:
     packed = zlib.compress(json.dumps([os.urandom(40).hex()]).encode())
     with pytest.raises(UndecodableMessage):
-        decode_body(COMPRESSED, packed[:cut])
+        decode_body(PACKED, packed[:cut], b"")
 
 
 # Damage
@@ -211,7 +211,7 @@ def test_a_record_of_another_version_is_refused(version: int) -> None:
     assert isinstance(found.value, NewerRecord) == (version > 1)
 
 
-@given(raw=st.binary(max_size=80), flags=st.sampled_from([0, COMPRESSED]))
+@given(raw=st.binary(max_size=80), flags=st.sampled_from([0, PACKED]))
 @example(b"{}", 0)
 @example(b"[1", 0)
 @example(b'{"args": 1}', 0)
@@ -221,7 +221,7 @@ def test_a_record_of_another_version_is_refused(version: int) -> None:
 @example(b"[" * 5000, 0)
 def test_garbage_is_undecodable_and_nothing_else(raw: bytes, flags: int) -> None:
     try:
-        body = decode_body(flags, raw)
+        body = decode_body(flags, raw, b"")
     except UndecodableMessage:
         return
     assert isinstance(body.args, list) and isinstance(body.kwargs, dict)
@@ -255,7 +255,7 @@ def test_what_does_not_come_back_unchanged_is_refused(value: Any) -> None:
 def test_a_subclass_of_str_or_int_comes_back_as_a_plain_one_that_is_equal() -> None:
     raw = encode_body((State.READY, Priority.LOW, SafeString("<b>")), LIMIT)
     assert (
-        decode_body(0, raw).args
+        decode_body(0, raw, b"").args
         == ["ready", 2, "<b>"]
         == [State.READY, Priority.LOW, SafeString("<b>")]
     )

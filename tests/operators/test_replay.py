@@ -70,7 +70,7 @@ def bodies() -> list[Body]:
         bytes(8 + 6) + bytes(row.record)
         for row in OutboxMessage.objects.order_by("due_at_ms", "pk")
     ]
-    return [decode_body(record.flags, record.body) for record in map(Record.decode, records)]
+    return [decode_body(record.flags, record.body, b"") for record in map(Record.decode, records)]
 
 
 def origins() -> list[int]:

@@ -69,6 +69,8 @@ def test_a_job_refuses_what_means_nothing_to_it(name: str, field: str) -> None:
         ("schedule", {"job": {"due": "at", "delay_ms": 5}}, "contradict"),
         ("schedule", {"job": {"delay_ms": 10**13}}, "delay_ms"),
         ("schedule", {"job": {"splits": 65}}, "splits"),
+        ("schedule", {"encrypted": True}, "plain text"),
+        ("replay", {"encrypted": True}, "plain text"),
     ],
 )
 def test_what_a_job_cannot_do_is_refused_with_a_reason(

@@ -170,7 +170,7 @@ def test_arguments_come_back_as_they_were(spark: Any) -> None:
     frame = spark.createDataFrame([("1", *(value for value, _ in VALUES))], schema)
     planned = schedule_frames.plan(given, frame.schema)
     (row,) = schedule_frames.message_rows(frame, planned, NOW, 10_000).collect()
-    body = decode_body(0, row["body"].encode())
+    body = decode_body(0, row["body"].encode(), b"")
     assert row["reason"] is None
     assert body.kwargs == {name: value for name, (value, _) in zip(names, VALUES, strict=True)}
     assert math.copysign(1, body.kwargs["v6"]) == -1
@@ -188,7 +188,7 @@ def test_arguments_by_position_come_back_as_they_were(spark: Any) -> None:
         (row,) = schedule_frames.message_rows(
             frame, schedule_frames.plan(given, frame.schema), NOW, 10_000
         ).collect()
-        body = decode_body(0, row["body"].encode())
+        body = decode_body(0, row["body"].encode(), b"")
         assert body.args == [value for value, _ in VALUES]
         assert (body.kwargs, body.key) == ({}, "1" if keyed else None)
 
@@ -211,7 +211,7 @@ def read_by_a_worker(body: str) -> dict[str, Any]:
         wait: timedelta,
     ) -> None: ...
 
-    found = decode_body(0, body.encode())
+    found = decode_body(0, body.encode(), b"")
     annotations = Definition(remind, "shop.remind", Options()).annotations
     return annotations.read(found.args, found.kwargs)[1]
 
@@ -313,7 +313,7 @@ def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
             task_code("shop.remind"),
         )
         assert bool(found.flags & 0b0100) == compressed and bool(found.flags & 0b1000)
-        assert decode_body(found.flags, found.body).kwargs == {"a": "x" * 150}
+        assert decode_body(found.flags, found.body, b"").kwargs == {"a": "x" * 150}
 
 
 @pytest.mark.parametrize(

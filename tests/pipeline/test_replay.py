@@ -78,7 +78,7 @@ def live(store: RedisStore) -> dict[int | None, Record]:
             keys.partition_keys(store.client.prefix, Partition("crowd", number))[4]
         ).values():
             one = Record.decode(raw)
-            found[decode_body(one.flags, one.body).replay_of] = one
+            found[decode_body(one.flags, one.body, b"").replay_of] = one
     return found
 
 
@@ -98,11 +98,11 @@ def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) 
     report = job(delay_ms=3_600_000)
     found = live(crowd)
     one = found[plain.pk]
-    body = decode_body(one.flags, one.body)
+    body = decode_body(one.flags, one.body, b"")
     assert json.dumps(body.args) == "[9007199254740993, 1.0]"
     assert (body.headers, body.max_attempts, body.key) == ({"a": "b"}, 9, None)
     assert (int(one.priority), one.ttr_ms, one.task_code) == (2, 90_000, task_code(TASK.name))
-    other = decode_body(0, found[keyed.pk].body)
+    other = decode_body(0, found[keyed.pk].body, b"")
     assert (other.kwargs, other.key) == ({"amount": "x"}, "käse")
     links = marks()
     assert links[keyed.pk] == keyed.message_id and links[plain.pk] == UUID(
@@ -171,7 +171,7 @@ def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: R
     )
     assert set(marks()) == {free.pk}
     theirs = live(crowd)[None]
-    assert decode_body(theirs.flags, theirs.body).args == [5]
+    assert decode_body(theirs.flags, theirs.body, b"").args == [5]
     record.using(topic="crowd").cancel(key="busy")
     again = job()
     assert (again.figures["added"], again.figures["key live"]) == (0, 1)
@@ -270,7 +270,7 @@ def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> No
     edits = {"amount": "variant_get(args[0], '$', 'bigint') + 1"}
     report = job(where=where, edits=edits)
     assert report.figures["added"] == 1
-    body = decode_body(0, live(crowd)[wanted.pk].body)
+    body = decode_body(0, live(crowd)[wanted.pk].body, b"")
     assert (body.args, json.dumps(body.kwargs)) == ([9007199254740994], '{"note": {"x": 1.0}}')
     with pytest.raises(Refused, match="where was"):
         job(where="true", edits=edits)

@@ -125,7 +125,7 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
     found = live(crowd)
     assert set(found) == {key_id("crowd", str(number)) for number in range(ROWS)}
     _, record = found[key_id("crowd", "7")]
-    body = decode_body(record.flags, record.body)
+    body = decode_body(record.flags, record.body, b"")
     assert (body.kwargs, body.key) == ({"number": 7, "note": "n7"}, "7")
     assert topic_stats("crowd").backlog + topic_stats("crowd").delayed == ROWS
 
@@ -226,7 +226,7 @@ def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
             for n in range(PARTITIONS)
         ]
         (found,) = [one for one in places if one]
-        assert decode_body(0, found.record[23:]).args == [-1]
+        assert decode_body(0, found.record[23:], b"").args == [-1]
     assert counts(job(parquet)) == (0, 0, ROWS)
 
 
@@ -276,7 +276,7 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     report = job(str(csv), format="csv", due="at", rejects=str(tmp_path / "rejects"))
     assert (report.figures["rows"], report.figures["refused"], report.figures["added"]) == (3, 2, 1)
     due, record = live(crowd)[key_id("crowd", "007")]
-    assert list(decode_body(record.flags, record.body).kwargs.values()) == [12, 'a "b"\nc, d']
+    assert list(decode_body(record.flags, record.body, b"").kwargs.values()) == [12, 'a "b"\nc, d']
     assert due == FAR.timestamp() * 1000
 
     lines.write_text(
@@ -285,7 +285,7 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     report = job(str(lines), format="json", job="lines", rejects=str(tmp_path / "rejects"))
     assert (report.figures["refused"], report.figures["added"]) == (1, 2)
     _, record = live(crowd)[key_id("crowd", "a")]
-    assert decode_body(record.flags, record.body).kwargs["number"] == 5
+    assert decode_body(record.flags, record.body, b"").kwargs["number"] == 5
 
 
 def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_pat
     for key, note in notes.items():
         assert f'"note":{note}' in found[key_id("crowd", key)][1].body.decode()
     _, record = found[key_id("crowd", "8")]
-    assert decode_body(record.flags, record.body).kwargs == {
+    assert decode_body(record.flags, record.body, b"").kwargs == {
         "number": 8
     }  # the task has its default
     rows = [
@@ -356,7 +356,7 @@ def test_a_table_and_a_query_are_read_and_nothing_else(job: Job, crowd: RedisSto
     report = job(table, format="table", key="username", columns=columns, due="date_joined")
     assert counts(report) == (25, 0, 0)
     due, record = live(crowd)[key_id("crowd", "u7")]
-    body = decode_body(record.flags, record.body)
+    body = decode_body(record.flags, record.body, b"")
     assert body.kwargs["note"] == "é'\n"
     assert due == FAR.timestamp() * 1000 + 1
     query = f"SELECT id AS number, username AS k FROM {table} WHERE username <> 'a;b' ORDER BY id;"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -11,6 +10,7 @@ from typing import Any
 from django import forms
 from django.forms.utils import from_current_timezone
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 from django.utils.dateparse import parse_datetime
 from django.utils.functional import cached_property, lazy
 from django.utils.translation import gettext as _
@@ -20,8 +20,8 @@ from ...core.conf import get_settings
 from ...core.exceptions import InvalidArguments, InvalidMessage
 from ...core.message import Body, encode_body
 from ...core.times import MAX_DELAY_MS, aware, duration_ms, local
-from ...tasks import registry
-from ...tasks.arguments import Arguments, Layout, Parameter, layout, write_json
+from ...tasks import redaction, registry
+from ...tasks.arguments import Arguments, Parameter, layout, write_json
 
 #: The value of a parameter that gets its default.
 NOT_GIVEN = object()
@@ -87,15 +87,22 @@ class ArgumentsForm(forms.Form):
     """The arguments of a task: one field per parameter. Two raw fields when the task is unknown or
     its signature refuses `given`.
 
-    Positional arguments of `given` stay positional. Use arguments() after is_valid().
+    Positional arguments of `given` stay positional. What is hidden of them, for messages of
+    `topic`, is not shown; it stays as it is where the mark in its place stays. Use arguments()
+    after is_valid().
     """
 
     template_name = "django_delayq/_arguments_form.html"
 
-    def __init__(self, task: str, given: Arguments | None = None, data: Any = None) -> None:
+    def __init__(
+        self, task: str, given: Arguments | None = None, data: Any = None, *, topic: str = ""
+    ) -> None:
         super().__init__(data)
         self.task = task
-        self.layout: Layout = layout(task, given)
+        self._true = self.layout = layout(task, given)
+        if given is not None:
+            seen = redaction.shown_arguments(topic, task, *given)
+            self.layout = layout(task, (seen.args, seen.kwargs))
         for parameter in self.layout.parameters:
             value = self.layout.given.get(parameter.name, NOT_GIVEN)
             nothing = value is NOT_GIVEN or (
@@ -142,6 +149,11 @@ class ArgumentsForm(forms.Form):
             if cleaned[_PREFIX + name] is not NOT_GIVEN
         }
         try:
+            seen, true = self.layout.given, self._true.given
+            values = {
+                name: redaction.restored(value, seen.get(name), true.get(name))
+                for name, value in values.items()
+            }
             cleaned["arguments"] = args, kwargs = self.layout.arguments(values)
             if self.is_known:
                 registry.by_name[self.task].definition.stored(args, kwargs)
@@ -161,8 +173,9 @@ class ArgumentsForm(forms.Form):
             (parameter.name, str(parameter.kind), parameter.is_text)
             for parameter in self.layout.parameters
         ]
-        content = write_json([shown, self.layout.by_position, self.layout.given])
-        return hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+        content = write_json([shown, self.layout.by_position, self._true.given])
+        # Keyed: nobody can try values of a hidden argument.
+        return salted_hmac("django_delayq.shape", content).hexdigest()[:24]
 
 
 def _help(parameter: Parameter) -> str:

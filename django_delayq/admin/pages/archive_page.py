@@ -14,12 +14,14 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from ...archive.archive_rows import reported_in
+from ...archive.row_arguments import read_arguments, visible_arguments
 from ...archive.search import ArchivePage, page_of
 from ...core.exceptions import InvalidMessage
 from ...core.task_report import TaskProgress
 from ...models import ArchivedMessage, Final, UnarchivableEntry
 from ...operators import operations
 from ...tasks import registry
+from ...tasks.arguments import Arguments
 from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
@@ -118,7 +120,7 @@ def archived_view(request: HttpRequest, pk: int) -> HttpResponse:
     is_open = row.state == Final.DEAD and not row.replayed_at
     may_edit = may(request, "replay_message", "edit_message", "view_payload")
     if request.GET.get("edit") and is_open and may_edit:
-        form = ArgumentsForm(row.task, _given(_content(row)))
+        form = ArgumentsForm(row.task, _given(row), topic=row.topic)
     return _page(request, row, form)
 
 
@@ -129,7 +131,7 @@ def archived_replay_view(request: HttpRequest, pk: int) -> HttpResponse:
     if "edited" in request.POST:
         operations.require(request.user, "edit_message", "view_payload")
         row = _row(request, pk)
-        form = ArgumentsForm(row.task, _given(_content(row)), request.POST)
+        form = ArgumentsForm(row.task, _given(row), request.POST, topic=row.topic)
         if not form.is_valid():
             return _page(request, row, form)
     done = operations.replay_one(
@@ -214,14 +216,17 @@ def _reported(row: ArchivedMessage) -> dict[str, Any]:
 
 
 def _content(row: ArchivedMessage) -> dict[str, Any]:
-    """The body: args and kwargs, or the text that replaces them."""
+    """The body: args and kwargs that may be seen, or the text that replaces them."""
     try:
-        content = json.loads(row.body)
-    except ValueError:
+        seen = visible_arguments(row)
+    except (msgspec.MsgspecError, UnicodeError):
         return {"text": row.body}
-    return content if isinstance(content, dict) else {"text": row.body}
+    return {"args": seen.args, "kwargs": seen.kwargs, "redaction": seen.redaction}
 
 
-def _given(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
-    args, kwargs = content.get("args"), content.get("kwargs")
-    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+def _given(row: ArchivedMessage) -> Arguments | None:
+    """The arguments that a form begins with, hidden ones too: the form does not show these."""
+    try:
+        return read_arguments(row.message_id, row.body).arguments
+    except (msgspec.MsgspecError, UnicodeError):
+        return None

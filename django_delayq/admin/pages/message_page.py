@@ -18,6 +18,7 @@ from ...operators import message_search, operations, recent_actions
 from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
+from ...tasks.redaction import shown_message
 from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
 from ..runs import shown_run
 from ..site import back, may, register_action, register_page, show, url
@@ -73,15 +74,18 @@ def message_view(
         "runs": [shown_run(run, may_see) for run in shown.runs],
     }
     if may_see:
+        seen = shown_message(shown)
         context |= {
-            "content": {"args": shown.args, "kwargs": shown.kwargs},
+            "content": {"args": seen.args, "kwargs": seen.kwargs},
             "headers": shown.headers,
             "problem": found.problem,
             "progress": found.progress,
         }
         may_edit = may(request, "edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
-            context["edit_form"] = ArgumentsForm(shown.task, (shown.args, shown.kwargs))
+            context["edit_form"] = ArgumentsForm(
+                shown.task, (shown.args, shown.kwargs), topic=topic
+            )
     return show(
         request,
         "message.html",
@@ -142,7 +146,10 @@ def message_edit_view(request: HttpRequest, topic: str, message_id: str) -> Http
     if found is None:
         raise MessageNotFound(f"Message {message_id} is not live any more: it was not edited.")
     form = ArgumentsForm(
-        found.message.task, (found.message.args, found.message.kwargs), request.POST
+        found.message.task,
+        (found.message.args, found.message.kwargs),
+        request.POST,
+        topic=topic,
     )
     if found.problem or not form.is_valid():
         return message_view(request, topic, message_id, edit_form=form)

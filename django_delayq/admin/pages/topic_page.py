@@ -17,7 +17,7 @@ from ...operators import operations, recent_actions
 from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
 from ...tasks import registry
-from ...tasks.arguments import in_one_line
+from ...tasks.redaction import call_in_one_line
 from ..forms.message_forms import PauseForm
 from ..site import back, may, register_action, register_page, show, url
 
@@ -64,8 +64,7 @@ def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) 
         outbox_cap=CAP,
         in_database=in_database,
         rows=[
-            (message, in_one_line(message.args, message.kwargs) if may_see else "")
-            for message in listing.messages
+            (message, call_in_one_line(message) if may_see else "") for message in listing.messages
         ],
         after=after,
         further=listing.cursor,

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, NotPermitted
 from ...operators.waiting_orders import WaitingPreview, preview_waiting, start_waiting
-from ...tasks.arguments import in_one_line
+from ...tasks.redaction import call_in_one_line
 from ..forms.waiting_form import WaitingChangeForm, WaitingFilters, initial_from
 from ..site import may, register_action, register_page, show, url
 from .bulk_page import is_anybody_there
@@ -83,7 +83,7 @@ def _page(
         problem=problem,
         form=form if about and (about.count or about.more) else None,
         rows=[
-            (message, in_one_line(message.args, message.kwargs) if may_see else "")
+            (message, call_in_one_line(message) if may_see else "")
             for message in (about.sample if about else ())
         ],
         nobody=form is not None and not is_anybody_there(),

@@ -18,10 +18,12 @@ from django.http import HttpRequest, HttpResponse
 
 from ...core import signals
 from ...core.exceptions import (
+    MissingKey,
     NewerRecord,
     Retry,
     StoreUnavailable,
     UndecodableMessage,
+    UndecryptableMessage,
     UnknownTopic,
 )
 from ...core.message import Body, Record, State, decode_body, task_code_of
@@ -32,7 +34,7 @@ from ...store import get_store
 from ...store.keys import Partition
 from ...store.lease import Lease
 from ...store.store import RedisStore
-from ...tasks import registry
+from ...tasks import redaction, registry
 from ...tasks.foreign import foreign_task
 from ...tasks.naming import kept_task_name
 from ...tasks.registry import is_declared
@@ -87,7 +89,9 @@ def nack_lease(request: HttpRequest, body: Nack) -> HttpResponse:
     with _held(request, body.lease) as (shared, lease, task):
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         outcome.error_class = body.error_class or "Failed"
-        outcome.error_message, outcome.traceback = body.error, body.traceback
+        hidden = redaction.hidden_in(lease)
+        outcome.error_message = redaction.without(body.error, hidden)
+        outcome.traceback = redaction.without(body.traceback, hidden)
         failures = lease.attempts.attempt - lease.attempts.crashes
         most = _body_of(lease).max_attempts
         if not body.dead and task.tries_again(Retry(), failures, most):
@@ -235,11 +239,12 @@ def _leased(shared: Shared, caller: Caller, lease: Lease, now_ms: int) -> list[d
     partition = lease.partition
     try:
         record = Record.decode(lease.record)
-        body = decode_body(record.flags, record.body)
+        body = decode_body(record.flags, record.body, lease.id)
     except UndecodableMessage as error:
-        outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "undecodable")
+        reason = "undecryptable" if isinstance(error, UndecryptableMessage) else "undecodable"
+        outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), reason)
         outcome.error_class, outcome.error_message = type(error).__name__, str(error)
-        if isinstance(error, NewerRecord):
+        if isinstance(error, NewerRecord | MissingKey):
             outcome.result, outcome.delay_ms = Result.PUT_OFF, NEWER_DELAY_MS
         lost = write_outcomes(shared, call_of(outcome), partition, [outcome])
         report_outcomes(shared, partition.topic, [outcome], lost)
@@ -315,7 +320,7 @@ def _task_of(lease: Lease) -> Task[..., Any]:
 
 def _body_of(lease: Lease) -> Body:
     record = Record.decode(lease.record)
-    return decode_body(record.flags, record.body)
+    return decode_body(record.flags, record.body, lease.id)
 
 
 def _lost() -> Problem:

@@ -12,6 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Path, Query
 
 from ...archive.endings import find_end
+from ...archive.row_arguments import visible_arguments
 from ...archive.selection import Rows, Selection
 from ...client import finding
 from ...client.topics import list_messages, topic_stats
@@ -24,6 +25,7 @@ from ...models import ApiRight, ArchivedMessage
 from ...store import get_store
 from ...store.keys import Partition
 from ...store.topic_state import TopicStats, stats_of_topic
+from ...tasks.redaction import shown_message
 from .bearer import Caller, caller_of
 from .documents import (
     DeadLetterPage,
@@ -196,6 +198,7 @@ def _shown_topic(caller: Caller, stats: TopicStats) -> dict[str, Any]:
 
 
 def _shown_message(caller: Caller, message: Message) -> dict[str, Any]:
+    message = shown_message(message)
     return {
         "id": message.id,
         "topic": caller.shown(message.topic),
@@ -214,10 +217,12 @@ def _shown_message(caller: Caller, message: Message) -> dict[str, Any]:
 
 
 def _shown_row(caller: Caller, row: ArchivedMessage) -> dict[str, Any]:
+    arguments: dict[str, Any]
     try:
-        body = msgspec.json.decode(row.body, type=dict[str, Any])
+        seen = visible_arguments(row)
+        arguments = {"args": seen.args, "kwargs": seen.kwargs}
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        body = {}
+        arguments = {"args": None, "kwargs": None}
     return {
         "archived_id": row.pk or 0,
         "id": row.message_id.hex,
@@ -225,8 +230,7 @@ def _shown_row(caller: Caller, row: ArchivedMessage) -> dict[str, Any]:
         "task": row.task,
         "state": row.state,
         "key": row.key or None,
-        "args": body.get("args"),
-        "kwargs": body.get("kwargs"),
+        **arguments,
         "attempt": row.attempts,
         "reason": row.reason,
         "error_class": row.error_class,

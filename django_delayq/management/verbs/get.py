@@ -18,6 +18,7 @@ from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...store import get_store
 from ...tasks.arguments import in_one_line, write_json
+from ...tasks.redaction import shown_message
 from ..cli import Answer, Verb, in_time_zone
 from ..targets import add_one, one_target
 
@@ -36,6 +37,7 @@ class Command(Verb):
         message = finding.get(target.topic, None, target.identity)
         if message is None:
             raise target.not_live()
+        message = shown_message(message)
         return Answer(text="\n".join(_lines(message)), data=message)
 
 

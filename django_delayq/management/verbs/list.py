@@ -12,6 +12,7 @@ of the topic, 500 at a time, until it has found enough.
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -21,6 +22,7 @@ from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...operators.waiting_selection import waiting_messages
 from ...store import get_store
+from ...tasks.redaction import shown_message
 from ..cli import Answer, Verb, whole
 from ..targets import HEAD, RIGHT, add_filters, add_topic, selection_of, table_row
 
@@ -56,7 +58,7 @@ class Command(Verb):
             text = f"There are more: --limit {limit * 10} shows more of them."
         return Answer(
             text=text,
-            data={"messages": shown, "more": more},
+            data={"messages": list(map(shown_message, shown)), "more": more},
             rows=[HEAD, *(table_row(message, now) for message in shown)] if shown else (),
             right=RIGHT,
         )
@@ -87,7 +89,12 @@ def _running(options: dict[str, Any]) -> Answer:
     ]
     return Answer(
         text="" if found else "Nothing runs that fits.",
-        data={"messages": found, "more": False},
+        data={
+            "messages": [
+                replace(running, message=shown_message(running.message)) for running in found
+            ],
+            "more": False,
+        },
         rows=[head, *rows] if found else (),
         right=(False, False, False, False, False, True, False),
     )

@@ -18,7 +18,7 @@ from ...core.conf import get_settings
 from ...core.exceptions import InvalidArguments, InvalidMessage
 from ...core.message import new_id
 from ...operators import operations
-from ...tasks import registry
+from ...tasks import redaction, registry
 from ...tasks.arguments import in_one_line, read_json
 from ...tasks.builder import Template
 from ...tasks.task import Call
@@ -80,7 +80,8 @@ class Command(Verb):
         args, kwargs = _arguments(options["values"])
         names = ("delay", "due_at", "topic", "key", "priority", "on_duplicate", "window")
         given = {name: options[name] for name in names if options[name] is not None}
-        words = f"{task}({in_one_line(args, kwargs, 1_000)})"
+        seen = redaction.shown_arguments(declared.options.topic, task, args, kwargs)
+        words = f"{task}({in_one_line(seen.args, seen.kwargs, 1_000)})"
         if options["dry_run"]:
             changed = DelayedTask[..., Any](declared.definition, declared.options).using(**given)
             Template(changed, get_settings()).item(Call(changed, args, kwargs), new_id())

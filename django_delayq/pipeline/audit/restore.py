@@ -85,7 +85,7 @@ def _replays(spark: SparkSession, lake: Lake, pks: Set[int]) -> dict[int, Replay
     for row in OutboxMessage.objects.iterator(chunk_size=IDS):
         with suppress(UndecodableMessage):
             record = Record.decode(record_of(row))
-            origin = decode_body(record.flags, record.body).replay_of or 0
+            origin = decode_body(record.flags, record.body, row.message_id.bytes).replay_of or 0
             if origin in pks:
                 found[origin] = Replay(row.message_id, stored_ms(row.enqueued_at_us / 1000))
     return found

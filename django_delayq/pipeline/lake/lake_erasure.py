@@ -9,12 +9,14 @@ from functools import reduce
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
 from ...archive.erasure import Person, redacted
+from ...archive.row_arguments import ENCRYPTED
 from ...operators.erase import SAMPLE, LakeErased
 from .. import schemas
 from ..job_errors import LakeConflict, LakeError
@@ -30,7 +32,7 @@ _BEGUN = "An export to the lake has begun and not ended: its rows may be older t
 #: How often it begins again when others commit meanwhile.
 TRIES = 5
 #: The columns that say whether a row is the person's.
-_OWNING = ("topic", "task", "key", "body")
+_OWNING = ("topic", "task", "key", "message_id", "body")
 #: As whole numbers, times keep their microseconds and need no calendar.
 _NUMBERS = pa.schema(
     [
@@ -117,10 +119,16 @@ class LakeErasure:
         found: list[int] = []
         needles = person.match.needles if person.match else []
         for batch in self._batches(file, ["id", *_OWNING]):
-            there = [pc.match_substring(batch.column("body"), text) for text in needles]
+            # The text of an encrypted body tells nothing.
+            texts = [*needles, f'"redaction":"{ENCRYPTED}"'] if needles else []
+            there = [pc.match_substring(batch.column("body"), text) for text in texts]
             some = batch.filter(reduce(pc.or_, there)) if there else batch
             columns = (some.column(name).to_pylist() for name in ("id", *_OWNING))
-            found += [pk for pk, *owning in zip(*columns, strict=True) if person.owns_row(*owning)]
+            found += [
+                pk
+                for pk, topic, task, key, message_id, body in zip(*columns, strict=True)
+                if person.owns_row(topic, task, key, UUID(message_id), body)
+            ]
         return found
 
     def _rewrite(
