@@ -18,7 +18,14 @@ from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
-from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
+from .store.inspection import (
+    CLOCK_SKEW,
+    OLDEST_VERSION,
+    ServerReport,
+    inspect_server,
+    lua_holes,
+    skips_certificate,
+)
 from .tasks import registry
 from .tasks.registry import recurring_tasks
 
@@ -32,6 +39,7 @@ ALWAYS = {
     "E005": "A task has a limit, and its topic has several partitions.",
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "E009": '`DELAYQ["MIDDLEWARE"]` or `DELAYQ["ENQUEUE_HOOKS"]` names what cannot be imported.',
+    "E007": '`DELAYQ["TOPIC_PERMISSION"]` cannot be imported, or is no function.',
     "E030": '`DELAYQ["ALERTS"]` names a function that cannot be imported.',
     "W005": "A cache uses the same Redis database: its `clear()` deletes all messages.",
     "W006": '`DELAYQ["DATABASE"]` is not `"default"`: durable messages need transactions there.',
@@ -40,6 +48,8 @@ WITH_DEPLOY = {
     "W007": "The project has several databases: know which transaction a message waits for.",
     "E010": "Redis cannot be reached.",
     "E011": "Redis has a memory limit, and evicts keys when it reaches it.",
+    "W009": "The certificate of Redis is not checked.",
+    "W010": "This version of Redis has known holes in its Lua scripts.",
     "W011": "Redis would evict keys if it had a memory limit.",
     "W012": "Redis writes no append-only file: a restart loses messages.",
     "E013": "The server is too old.",
@@ -146,14 +156,24 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+#: The check of each setting that names functions.
+_PATHS = {
+    "redact": "E004",
+    "topic_permission": "E007",
+    "middleware": "E009",
+    "enqueue_hooks": "E009",
+}
+
+
 def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
-    if settings.redact and (problem := _import_problem(settings.redact)):
-        yield Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
-    for name in ("middleware", "enqueue_hooks"):
-        for path in getattr(settings, name):
+    for name, number in _PATHS.items():
+        given = getattr(settings, name)
+        one, paths = isinstance(given, str), [given] if isinstance(given, str) else given
+        for path in filter(None, paths):
             if problem := _import_problem(path):
-                yield Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
+                message = f'DELAYQ["{name.upper()}"] {"is" if one else "has"} {path!r}: {problem}.'
+                yield Error(message, id=f"delayq.{number}")
     for rule in settings.alerts:
         for target in rule.to:
             is_path = not is_mail(target) and not is_url(target)
@@ -175,6 +195,16 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     if any(message.is_serious() for message in check_settings()):
         return []
     found: list[CheckMessage] = []
+    if skips_certificate(get_store().client.redis):
+        found.append(
+            checks.Warning(
+                "The certificate of Redis is not checked (ssl_cert_reqs): whoever stands between "
+                "reads and changes all messages.",
+                hint="Take ssl_cert_reqs away from the URL, and name the certificate of your own "
+                "authority: rediss://host:6380/0?ssl_ca_certs=/etc/redis/ca.pem.",
+                id="delayq.W009",
+            )
+        )
     try:
         found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
         for unserved in unserved_topics(get_store()):
@@ -261,6 +291,16 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
         found.append(
             Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
+    if holes := lua_holes(report):
+        found.append(
+            checks.Warning(
+                f"{report.name} has known holes in its Lua engine (CVE-2025-49844 and others); "
+                f"{holes} has not.",
+                hint="Update Redis. A distribution may have mended its older version without a new "
+                "number: look at its changelog, and silence this check (delayq.W010) if it has.",
+                id="delayq.W010",
+            )
         )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
         found.append(

@@ -230,7 +230,8 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "_recorded", "_changed")
+        and not name.startswith("_")
+        and name not in ("require", "seen_by")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 
