@@ -292,7 +292,7 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
         found.append(
             Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
         )
-    if holes := lua_holes(report):
+    elif holes := lua_holes(report):
         found.append(
             checks.Warning(
                 f"{report.name} has known holes in its Lua engine (CVE-2025-49844 and others); "
