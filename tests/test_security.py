@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import topic_stats
+from django_delayq import delayed_task, topic_stats
 from django_delayq.checks import check_reports
 from django_delayq.core import exceptions
 from django_delayq.core.conf import parse_settings
@@ -33,11 +33,10 @@ from django_delayq.models import ArchivedMessage
 from django_delayq.store import scripts
 from django_delayq.store.connection import open_client
 from django_delayq.store.inspection import ServerReport
-from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.arguments import read_json
-from tests.app.tasks import act, noop, record
+from tests.app.tasks import noop, record
 from tests.hands import DEFAULT, Hands
 from tests.servers import Server
 from tests.store import factories
@@ -147,7 +146,6 @@ def test_hostile_task_names_import_nothing(hands: Hands, name: str) -> None:
     hands.store.enqueue(DEFAULT, {factories.CODE: name}, [factories.outgoing()])
     noop.using(delay=0).enqueue()
     leases = hands.claim(DEFAULT)
-    hands.run(*[lease for lease in leases if lease.record[:1]][:0])
     with nothing_runs():
         assert registry.by_name.get(name) is None
     hands.run(*leases)
@@ -156,13 +154,19 @@ def test_hostile_task_names_import_nothing(hands: Hands, name: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_error_is_text_of_bounded_length(hands: Hands) -> None:
-    act.using(delay=0).enqueue("unworthy", reason="secret-of-the-frame " * 1_000)
-    hands.work(Partition("modes", 0))
+def test_an_error_is_text_of_bounded_length(hands: Hands, declared: dict[str, Any]) -> None:
+    def failing() -> None:
+        variable = "of-the-frame"  # noqa: F841 - no trace of it may be left
+        raise ValueError("x" * 100_000)
+
+    task = delayed_task(name="tests.failing", max_attempts=1)(failing)
+    task.using(delay=0).enqueue()
+    hands.work()
     row: ArchivedMessage = hands.archive()[-1]
     assert isinstance(row.error_message, str)
     assert len(row.error_message) <= 2_000
     assert len(row.traceback) <= 16_000
+    assert "of-the-frame" not in row.error_message
 
 
 def nested(depth: int) -> Any:
@@ -174,8 +178,8 @@ def nested(depth: int) -> Any:
 
 LIMITS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "bytes of arguments": (
-        lambda: encode_body(Body(["x" * (100 - 4)]), 100),
-        lambda: encode_body(Body(["x" * (101 - 4)]), 100),
+        lambda: encode_body(Body(["x" * 96]), 100),
+        lambda: encode_body(Body(["x" * 97]), 100),
     ),
     "depth": (lambda: check_json(nested(MAX_DEPTH + 1)), lambda: check_json(nested(MAX_DEPTH + 2))),
     "topic": (
@@ -254,7 +258,7 @@ def test_no_statement_is_built_from_values() -> None:
         assert not re.search(r"\.extra\(|\.raw\(f?[\"']", text), path
         assert not re.search(r"(?i)execute_command\(\s*f?[\"']EVAL[\"' ]", text), path
         assert not re.search(r"\.eval\(", text), path
-        assert not re.search(r"cursor\.execute\(\s*f[\"'].*\{(?!archive|table|outbox)", text), path
+        assert not re.search(r"cursor\.execute\(\s*f[\"'](?!SET LOCAL ROLE)", text), path
     assert {scripts.load(name).sha for name in scripts.NAMES}  # all of them are files
 
 

@@ -62,8 +62,8 @@ class Sender:
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
     def store(self, items: list[Item]) -> None:
-        """Send the items, one script call per partition and 500 (or 4 MiB). Raises what went wrong with the
-        chunk before."""
+        """Send the items, one script call per partition and 500 of them, or 4 MiB. Raises what went
+        wrong with the chunk before."""
         if self._on_its_way:
             self.finish()
         items = _still_open(items)

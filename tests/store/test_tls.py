@@ -74,7 +74,7 @@ def test_a_message_is_sent_and_claimed_over_tls(secured: Secured, prefix: str) -
 
 def test_a_server_of_another_authority_is_refused(secured: Secured, prefix: str) -> None:
     store = opened(secured.url(ssl_ca_certs=secured.other_ca), prefix)
-    with pytest.raises(StoreUnavailable, match="(?i)certificate.*ssl_ca_certs"):
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate.*ssl_ca_certs"):
         enqueue(store)
     store.close()
 
@@ -83,7 +83,7 @@ def test_the_certificate_is_checked_unless_the_project_says_otherwise(
     secured: Secured, prefix: str
 ) -> None:
     store = opened(secured.url(), prefix)
-    with pytest.raises(StoreUnavailable, match="(?i)certificate"):
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         enqueue(store)
     store.close()
 

@@ -1,8 +1,8 @@
 """Print the Redis users that this project needs, one for each role.
 
 Nothing is sent to Redis: look at the lines, put a password in place of PASSWORD, and run them on
-each node (or write them into its ACL file). The rights fit the settings of this project: PREFIX, the
-database, Sentinel or Cluster, WAIT_REPLICAS.
+each node (or write them into its ACL file). The rights fit the settings of this project:
+PREFIX, the database, Sentinel or Cluster, WAIT_REPLICAS.
 
   producer   web processes that enqueue, cancel and wait for results
   worker     run_delayq --no-archiver
