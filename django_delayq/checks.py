@@ -156,24 +156,24 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
-#: The check of each setting that names functions.
-_PATHS = {
-    "redact": "E004",
-    "topic_permission": "E007",
-    "middleware": "E009",
-    "enqueue_hooks": "E009",
+#: The settings that name functions, by the id of their check.
+_PATHS_OF = {
+    "delayq.E004": ("redact",),
+    "delayq.E007": ("topic_permission",),
+    "delayq.E009": ("middleware", "enqueue_hooks"),
 }
+_PATHS = [(name, check) for check, names in _PATHS_OF.items() for name in names]
 
 
 def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
-    for name, number in _PATHS.items():
+    for name, check in _PATHS:
         given = getattr(settings, name)
         one, paths = isinstance(given, str), [given] if isinstance(given, str) else given
         for path in filter(None, paths):
             if problem := _import_problem(path):
                 message = f'DELAYQ["{name.upper()}"] {"is" if one else "has"} {path!r}: {problem}.'
-                yield Error(message, id=f"delayq.{number}")
+                yield Error(message, id=check)
     for rule in settings.alerts:
         for target in rule.to:
             is_path = not is_mail(target) and not is_url(target)

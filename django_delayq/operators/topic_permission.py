@@ -95,4 +95,5 @@ def _callable_for(user: Any) -> Callable[[Any, str, str], bool] | None:
     path = get_settings().topic_permission
     if not path or getattr(user, "is_outside_pages", False):
         return None
-    return import_string(path)  # type: ignore[no-any-return]
+    permits: Callable[[Any, str, str], bool] = import_string(path)
+    return permits

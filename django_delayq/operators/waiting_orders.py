@@ -26,8 +26,8 @@ from ..models import BulkKind, BulkOperation, BulkStatus
 from ..store import get_store
 from ..store.client import BATCH
 from ..tasks.registry import check_topic
-from .bulk import MANY, PERMISSIONS, order_once, progress
-from .bulk_run import decoded
+from .bulk import MANY, order_once, progress
+from .bulk_run import PERMISSIONS, decoded
 from .bulk_runner import BulkRunner
 from .operations import User, check_reason, clean, require
 from .topic_permission import options_of_order, permitted_topics

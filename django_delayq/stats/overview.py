@@ -399,7 +399,7 @@ def _only_redis(seen: _Seen, topics: Collection[str]) -> _Seen:
         name: {**beat, "topics": [topic for topic in beat.get("topics", ()) if topic in topics]}
         for name, beat in snapshot.heartbeats.items()
     }
-    only = {
+    only: dict[str, Any] = {
         "stats": _of_topics(snapshot.stats, topics),
         "forecast": _of_topics(snapshot.forecast, topics),
         "samples": [

@@ -22,6 +22,7 @@ from django_delayq.client import decorator
 from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction, RecurringTask
 from django_delayq.operators import bulk, operations, recurring
+from django_delayq.operators.bulk_run import PERMISSIONS
 from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
@@ -271,7 +272,7 @@ def test_a_bulk_operation_needs_the_permission_of_what_it_does(
     selection = (
         Selection(topic="orders") if kind == "purge" else Selection(open=True, topic="orders")
     )
-    own = bulk.PERMISSIONS[bulk.BulkKind(kind)]
+    own = PERMISSIONS[bulk.BulkKind(kind)]
     with pytest.raises(NotPermitted, match=own):
         bulk.start(new_user(*(ALL - {own})), kind, selection, reason="a test")
     assert bulk.start(new_user("bulk_operate", own), kind, selection, reason="a test").pk
