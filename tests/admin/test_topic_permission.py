@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
+from django.test import Client, RequestFactory
 
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
+from django_delayq.checks import check_settings
 from django_delayq.core.exceptions import MessageNotFound, NotPermitted, UnknownTopic
+from django_delayq.integrations.prometheus import metrics
 from django_delayq.models import ArchivedMessage, BulkOperation, Dashboard
 from django_delayq.operators import api_tokens, bulk, operations
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.waiting_orders import WaitingChange, start_waiting
 from django_delayq.operators.waiting_selection import WaitingSelection
+from django_delayq.outbox.existing import every_topic
 from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.admin.test_permissions import reached
@@ -275,3 +278,22 @@ def test_operations_on_hidden_topics_are_not_listed(
     assert client.get(address("bulk_list")).context["lines"] == []
     everyone_sees("orders", "modes")
     assert len(client.get(address("bulk_list")).context["lines"]) == 1
+
+
+# Elsewhere
+
+
+def test_the_metrics_are_for_who_sees_every_topic(
+    world: World, operator: User, everyone_sees: Callable[..., None], rf: RequestFactory
+):
+    request = rf.get("/metrics")
+    request.user = operator
+    everyone_sees("orders")
+    assert metrics(request).status_code == 403
+    everyone_sees(*every_topic())
+    assert metrics(request).status_code == 200
+
+
+def test_a_function_that_is_not_there_is_e007(settings: Any):
+    settings.DELAYQ = {**settings.DELAYQ, "TOPIC_PERMISSION": "nowhere.rule"}
+    assert [message.id for message in check_settings()] == ["delayq.E007"]
