@@ -20,7 +20,14 @@ from .operators.recurring import silent_tasks
 from .stats.unserved import unserved_topics
 from .store import get_store
 from .store.connection import caches_beside
-from .store.inspection import CLOCK_SKEW, OLDEST_VERSION, ServerReport, inspect_server
+from .store.inspection import (
+    CLOCK_SKEW,
+    OLDEST_VERSION,
+    ServerReport,
+    inspect_server,
+    lua_holes,
+    skips_certificate,
+)
 from .tasks import registry
 from .tasks.registry import recurring_tasks
 
@@ -34,6 +41,7 @@ ALWAYS = {
     "E005": "A task has a limit, and its topic has several partitions.",
     "E008": "`TASKS` gives the backend `DelayqBackend` a queue or an option that it cannot take.",
     "E009": '`DELAYQ["MIDDLEWARE"]` or `DELAYQ["ENQUEUE_HOOKS"]` names what cannot be imported.',
+    "E007": '`DELAYQ["TOPIC_PERMISSION"]` cannot be imported, or is no function.',
     "E030": '`DELAYQ["ALERTS"]` names a function that cannot be imported.',
     "E006": '`DELAYQ["ENCRYPTION_KEYS"]` is set, and the package cryptography is missing.',
     "W004": "The key or the limit of a task is made from an argument that is secret.",
@@ -45,6 +53,8 @@ WITH_DEPLOY = {
     "W007": "The project has several databases: know which transaction a message waits for.",
     "E010": "Redis cannot be reached.",
     "E011": "Redis has a memory limit, and evicts keys when it reaches it.",
+    "W009": "The certificate of Redis is not checked.",
+    "W010": "This version of Redis has known holes in its Lua scripts.",
     "W011": "Redis would evict keys if it had a memory limit.",
     "W012": "Redis writes no append-only file: a restart loses messages.",
     "E013": "The server is too old.",
@@ -208,14 +218,24 @@ def check_aliases(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     ]
 
 
+#: The settings that name functions, by the id of their check.
+_PATHS_OF = {
+    "delayq.E004": ("redact",),
+    "delayq.E007": ("topic_permission",),
+    "delayq.E009": ("middleware", "enqueue_hooks"),
+}
+_PATHS = [(name, check) for check, names in _PATHS_OF.items() for name in names]
+
+
 def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
-    if settings.redact and (problem := _import_problem(settings.redact)):
-        yield Error(f'DELAYQ["REDACT"] is {settings.redact!r}: {problem}.', id="delayq.E004")
-    for name in ("middleware", "enqueue_hooks"):
-        for path in getattr(settings, name):
+    for name, check in _PATHS:
+        given = getattr(settings, name)
+        one, paths = isinstance(given, str), [given] if isinstance(given, str) else given
+        for path in filter(None, paths):
             if problem := _import_problem(path):
-                yield Error(f'DELAYQ["{name.upper()}"] has {path!r}: {problem}.', id="delayq.E009")
+                message = f'DELAYQ["{name.upper()}"] {"is" if one else "has"} {path!r}: {problem}.'
+                yield Error(message, id=check)
     for rule in settings.alerts:
         for target in rule.to:
             is_path = not is_mail(target) and not is_url(target)
@@ -237,6 +257,16 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     if any(message.is_serious() for message in check_settings()):
         return []
     found: list[CheckMessage] = []
+    if skips_certificate(get_store().client.redis):
+        found.append(
+            checks.Warning(
+                "The certificate of Redis is not checked (ssl_cert_reqs): whoever stands between "
+                "reads and changes all messages.",
+                hint="Take ssl_cert_reqs away from the URL, and name the certificate of your own "
+                "authority: rediss://host:6380/0?ssl_ca_certs=/etc/redis/ca.pem.",
+                id="delayq.W009",
+            )
+        )
     try:
         found += check_reports(inspect_server(get_store()), get_settings().wait_replicas)
         for unserved in unserved_topics(get_store()):
@@ -323,6 +353,16 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
         found.append(
             Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
+    elif holes := lua_holes(report):
+        found.append(
+            checks.Warning(
+                f"{report.name} has known holes in its Lua engine (CVE-2025-49844 and others); "
+                f"{holes} has not.",
+                hint="Update Redis. A distribution may have mended its older version without a new "
+                "number: look at its changelog, and silence this check (delayq.W010) if it has.",
+                id="delayq.W010",
+            )
         )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
         found.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from django.contrib.admin import AdminSite
 from django.core.exceptions import PermissionDenied
 from django.db import DataError, Error, IntegrityError, transaction
 from django.http import (
+    Http404,
     HttpRequest,
     HttpResponse,
     HttpResponseBase,
@@ -34,6 +35,7 @@ from ..core.exceptions import (
     StoreUnavailable,
 )
 from ..models import Dashboard
+from ..operators.topic_permission import is_permitted, is_visible, permitted_topics
 from ..stats import overview_sql
 
 logger = logging.getLogger("delayq")
@@ -155,7 +157,7 @@ def show(
         "delayq_tabs": [
             (url(request, name), text, name)
             for name, text in TABS
-            if may(request, *permissions[name])
+            if _holds(request, *permissions[name])
         ],
         "delayq_may": {
             codename: may(request, codename) for codename, _ in Dashboard._meta.permissions
@@ -180,8 +182,34 @@ def back(request: HttpRequest, fallback: str = "changelist", **arguments: Any) -
 
 
 def may(request: HttpRequest, *permissions: str) -> bool:
-    """Whether the user has all of these permissions of ours."""
+    """Whether the user has all of these permissions of ours, on the topic of the page. On a page
+    about several topics view_payload is needed on each that the user sees."""
+    if not _holds(request, *permissions):
+        return False
+    if topic := getattr(request, "delayq_topic", ""):
+        return is_permitted(request.user, topic, *permissions)
+    if "view_payload" not in permissions:
+        return True
+    return permitted_topics(request.user) == permitted_topics(request.user, "view_payload")
+
+
+def enter_topic(request: HttpRequest, topic: str, *permissions: str) -> None:
+    """From here on the page is about this topic. Raises Http404 when the topic does not exist for
+    the user, and PermissionDenied when the user lacks one of these permissions on it."""
+    if not is_visible(request.user, topic):
+        raise Http404(_("There is no such topic."))
+    request.delayq_topic = topic  # type: ignore[attr-defined]
+    if not is_permitted(request.user, topic, *permissions):
+        raise PermissionDenied
+
+
+def _holds(request: HttpRequest, *permissions: str) -> bool:
     return all(request.user.has_perm(f"django_delayq.{codename}") for codename in permissions)
+
+
+def _require_held(request: HttpRequest, permissions: Sequence[str]) -> None:
+    if not _holds(request, *permissions):
+        raise PermissionDenied
 
 
 def _full(name: str) -> str:
@@ -192,10 +220,11 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
     @wraps(route.view)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
         request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
-        if not may(request, *route.permissions):
-            raise PermissionDenied
+        _require_held(request, route.permissions)
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)
+        if topic := arguments.get("topic", ""):
+            enter_topic(request, topic, *route.permissions)
         try:
             return route.view(request, **arguments)
         except StoreError as error:

@@ -3,7 +3,7 @@ and week."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
@@ -95,9 +95,11 @@ class DeadLetters:
         return Selection(open=True, topic=self.topic, until=self.since("week"))
 
 
-def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
+def grouped(
+    topic: str = "", *, messages: bool = False, topics: Iterable[str] | None = None
+) -> DeadLetters:
     """Open dead letters by task and error: the newest MOST_ROWS of the last seven days, of one
-    topic or of all.
+    topic or of all. `topics`: only of these.
 
     `messages`: also what the newest of each group said. The index delayq_archive_open answers all
     three queries without reading the rows; only this further query reads them. Raises InvalidName.
@@ -105,7 +107,8 @@ def grouped(topic: str = "", *, messages: bool = False) -> DeadLetters:
     if topic:
         check_name(topic, "a topic")
     at = timezone.now()
-    rows = Selection(open=True, topic=topic).rows()
+    seen = None if topics is None else tuple(topics)
+    rows = Selection(open=True, topic=topic, topics=seen).rows()
     week = rows.filter(finished_at__gte=at - WINDOWS["week"])
     counted_since = (
         week.order_by("-finished_at")

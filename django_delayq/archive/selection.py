@@ -51,6 +51,8 @@ class Selection(
     """Business key: in the topic, else in every declared one."""
     ids: tuple[int, ...] = ()
     """Ids of rows, 1,000 at most."""
+    topics: tuple[str, ...] | None = None
+    """Only of these, because the user may see no others. No order keeps it."""
     argument: str = ""
     """`name` or `a.b` of an argument. Not a condition of rows(): the search compares each row."""
     value: str = ""
@@ -71,7 +73,7 @@ class Selection(
     @property
     def is_everything(self) -> bool:
         """Whether nothing narrows it down."""
-        return self == Selection()
+        return self.narrowed(topics=None) == Selection()
 
     def narrowed(self, **changes: Any) -> Selection:
         """The same with other parts. Raises InvalidMessage."""
@@ -88,6 +90,8 @@ class Selection(
             "finished_at__lt": _as_stored(self.until),
         }
         rows = rows.filter(**{name: value for name, value in conditions.items() if value})
+        if self.topics is not None:
+            rows = rows.filter(topic__in=self.topics)
         if self.open:
             rows = rows.filter(state=Final.DEAD, replayed_at=None, discarded_at=None)
         if self.error.startswith("="):

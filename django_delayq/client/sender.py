@@ -41,6 +41,8 @@ logger = logging.getLogger("delayq")
 #: So many script calls of one bulk wait for their answers at the same time, each on a connection
 #: of its own.
 MOST_ON_ITS_WAY = 32
+#: Bytes of the records in one script call; a record has at most 1 MiB.
+MOST_BYTES = 4 * 1024 * 1024
 #: The relay leaves a row alone for so many milliseconds while we ask Redis whether the message is
 #: still live.
 GRACE_MS = 10_000
@@ -60,8 +62,8 @@ class Sender:
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
     def store(self, items: list[Item]) -> None:
-        """Send the items, one script call per partition and 500. Raises what went wrong with the
-        chunk before."""
+        """Send the items, one script call per partition and 500 of them, or 4 MiB. Raises what went
+        wrong with the chunk before."""
         if self._on_its_way:
             self.finish()
         items = _still_open(items)
@@ -276,7 +278,23 @@ def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
             batches[partition] = {identity: item}
         else:
             batch[identity] = item
-    return closed + [(partition, [*batch.values()]) for partition, batch in batches.items()]
+    found = closed + [(partition, [*batch.values()]) for partition, batch in batches.items()]
+    return [(partition, part) for partition, batch in found for part in _by_size(batch)]
+
+
+def _by_size(batch: list[Item]) -> list[list[Item]]:
+    """Parts of at most MOST_BYTES: a long script call holds up all others."""
+    if sum(len(item.message.record) for item in batch) <= MOST_BYTES:
+        return [batch]
+    parts: list[list[Item]] = [[]]
+    size = 0
+    for item in batch:
+        size += len(item.message.record)
+        if size > MOST_BYTES and parts[-1]:
+            parts.append([])
+            size = len(item.message.record)
+        parts[-1].append(item)
+    return parts
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:

@@ -157,6 +157,9 @@ class Settings:
     sweep_interval: float = 1.0
     """How often a worker checks an idle partition. A hint usually wakes it earlier; without hints
     this is the longest delay."""
+    topic_permission: str = ""
+    """Dotted path of a function `(user, topic, action) -> bool`. The operators' pages ask it which
+    topics a user may see and change."""
     api_topics: Sequence[str] = ()
     """Names of topics that are consumed over HTTP; `*` stands for any characters. They need neither
     a task nor an entry of `TOPICS`, and no worker serves them."""
@@ -205,6 +208,7 @@ _TYPES: dict[str, type] = {
     "database": str,
     "after_commit": bool,
     "redact": str,
+    "topic_permission": str,
     "metrics": bool,
     "metrics_token": str,
     "alert_secret": str,

@@ -158,6 +158,10 @@ def metrics(request: HttpRequest) -> HttpResponse:
     else:
         user = getattr(request, "user", None)
         allowed = user is not None and user.has_perm("django_delayq.view_dashboard")
+        if allowed and get_settings().topic_permission:
+            from ..operators.topic_permission import sees_every_topic
+
+            allowed = sees_every_topic(user)
     if not allowed:
         return HttpResponse("403: send METRICS_TOKEN as bearer token\n", METRICS_TYPE, status=403)
     return HttpResponse(page(has_database=True), content_type=METRICS_TYPE)

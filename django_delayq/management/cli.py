@@ -168,6 +168,7 @@ class ShellUser:
     """The user of the shell, who has every permission."""
 
     name: str
+    is_outside_pages = True
 
     def has_perm(self, permission: str) -> bool:
         """Everything."""

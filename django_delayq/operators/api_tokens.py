@@ -12,12 +12,13 @@ from datetime import datetime
 from django.utils import timezone
 
 from ..core.conf import check_name, get_settings
-from ..core.exceptions import InvalidMessage, MessageNotFound
+from ..core.exceptions import InvalidMessage, MessageNotFound, NotPermitted
 from ..core.limits import rate_problem
 from ..core.times import instant_ms, stored
 from ..core.topic_patterns import check_patterns
 from ..models import ApiRight, ApiToken, OperatorAction
 from .operations import User, check_reason, clean, require
+from .topic_permission import is_permitted
 
 #: Before each token, so that people and scanners of secrets know what it is.
 MARK = "dq"
@@ -53,6 +54,8 @@ def create_token(user: User, options: TokenOptions) -> tuple[ApiToken, str]:
     InvalidMessage."""
     require(user, "manage_tokens")
     row = _checked_row(options)
+    if not may_manage(user, row):
+        raise NotPermitted("A token cannot reach topics for which you may not make tokens.")
     token = f"{MARK}_{row.public_id}_{secrets.token_urlsafe(32)}"
     row.digest, row.created_by = token_digest(token), user.get_username()[:150]
     words = f"{row}: {row.rights}; topics {row.namespace}[{row.topics}]"
@@ -67,7 +70,7 @@ def revoke_token(user: User, public_id: str, *, reason: str) -> ApiToken:
     require(user, "manage_tokens")
     check_reason(reason)
     row: ApiToken | None = ApiToken.objects.filter(public_id=public_id).first()
-    if row is None:
+    if row is None or not may_manage(user, row):
         raise MessageNotFound(f"There is no token {public_id!r:.80}.")
     with OperatorAction.recorded(
         "revoke token", user.get_username(), clean(reason), selection=str(row)
@@ -80,6 +83,13 @@ def revoke_token(user: User, public_id: str, *, reason: str) -> ApiToken:
 def tokens() -> Sequence[ApiToken]:
     """All of them, the newest first; at most 500."""
     return list(ApiToken.objects.order_by("-pk")[:500])
+
+
+def may_manage(user: User, row: ApiToken) -> bool:
+    """Whether the user may see and make a token for these topics. TOPIC_PERMISSION is asked for
+    each pattern as it stands, such as `shop-*`."""
+    patterns = [f"{row.namespace}{pattern}" for pattern in row.topics.split()]
+    return all(is_permitted(user, pattern, "manage_tokens") for pattern in patterns)
 
 
 def _checked_row(options: TokenOptions) -> ApiToken:

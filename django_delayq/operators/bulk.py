@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from ..archive.selection import Rows, Selection, newest_id
@@ -20,20 +21,11 @@ from ..core.exceptions import InvalidMessage
 from ..models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
 from ..outbox.existing import check_existing
 from ..outbox.listing import count_outbox
-from .bulk_run import decoded, order
+from .bulk_run import PERMISSIONS, decoded, order
 from .operations import User, check_reason, clean, require
+from .topic_permission import Topics, options_of_order, permitted_topics
 from .waiting_selection import WaitingSelection
 
-#: What each kind needs beside bulk_operate.
-PERMISSIONS = {
-    BulkKind.REPLAY: "replay_message",
-    BulkKind.DISCARD: "discard_message",
-    BulkKind.PURGE: "cancel_message",
-    BulkKind.CANCEL: "cancel_message",
-    BulkKind.SHIFT: "cancel_message",
-    BulkKind.RUN_NOW: "cancel_message",
-    BulkKind.MOVE: "cancel_message",
-}
 #: What is done to dead letters, or to all that waits in a topic. For others see waiting_orders.py.
 DEAD_LETTER_KINDS = (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
 #: Messages are counted up to this number. For more, the operator has to type a word.
@@ -68,16 +60,17 @@ class BulkPreview:
     """What has to be typed to confirm it, because there are more than MANY; else empty."""
 
 
-def preview(kind: str, selection: Selection) -> BulkPreview:
-    """Count the messages, and read the newest. The cost has a bound. Raises UnknownTopic and
-    StoreUnavailable for a purge."""
+def preview(kind: str, selection: Selection, topics: Topics = None) -> BulkPreview:
+    """Count the messages, and read the newest; only of these topics. The cost has a bound. Raises
+    UnknownTopic and StoreUnavailable for a purge."""
     sample: Sequence[ArchivedMessage] = []
     if BulkKind(kind) is BulkKind.PURGE:
         stats = topic_stats(selection.topic)
         # All that wait in Redis, and of the outbox up to outbox.listing.CAP.
         count = stats.delayed + stats.backlog + count_outbox(selection.topic)
     else:
-        rows = selected_dead_letters(selection)
+        seen = None if topics is None else tuple(topics)
+        rows = selected_dead_letters(selection.narrowed(topics=seen))
         count = rows.order_by()[: MANY + 1].count()
         sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
     return BulkPreview(
@@ -141,7 +134,7 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
     again. Raises NotPermitted or InvalidMessage.
     """
     if kind in BulkKind.values:
-        require(user, "bulk_operate", PERMISSIONS[BulkKind(kind)])
+        require(user, "bulk_operate", PERMISSIONS[BulkKind(kind)], topic=selection.topic)
     check_order(kind, selection, delay, rate)
     if not dry_run:
         check_reason(reason)
@@ -149,7 +142,7 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
         kind=kind,
         dry_run=dry_run,
         selection=selection.encode(),
-        options=json.dumps({"delay": delay, "rate": rate}),
+        options=json.dumps({"delay": delay, "rate": rate, **options_of_order(user)}),
         cutoff=newest_id(),
         token=token,
     )
@@ -186,9 +179,12 @@ def _ordered(operation: BulkOperation) -> tuple[Any, ...]:
 def cancel(user: User, pk: int) -> None:
     """Stop an operation; what is done stays done. Raises NotPermitted, or InvalidMessage when it
     has ended."""
-    operation = get(pk)
+    operation = get(pk, user)
     if operation.kind in BulkKind.values:
-        require(user, PERMISSIONS[BulkKind(operation.kind)])
+        needed = PERMISSIONS[BulkKind(operation.kind)]
+        require(user, needed)
+        for topic in operation.actions.exclude(topic="").values_list("topic", flat=True):
+            require(user, needed, topic=topic)
     require(user, "bulk_operate")
     with OperatorAction.recorded(
         "cancel bulk", user.get_username(), bulk_operation=operation, selection=operation.kind
@@ -200,9 +196,21 @@ def cancel(user: User, pk: int) -> None:
         action.add(1)
 
 
-def get(pk: int) -> BulkOperation:
-    """Raises InvalidMessage when there is none."""
-    operation: BulkOperation | None = BulkOperation.objects.filter(pk=pk).first()
+def seen_by(user: User) -> QuerySet[BulkOperation]:
+    """The operations that exist for this user: those on topics that the user may see. Operations on
+    several topics are seen by who has ordered them."""
+    rows: QuerySet[BulkOperation] = BulkOperation.objects.all()
+    topics = permitted_topics(user)
+    if topics is None:
+        return rows
+    actions = OperatorAction.objects.filter(bulk_operation=OuterRef("pk"))
+    rows = rows.filter(Q(operator=user.get_username()) | Exists(actions.filter(topic__in=topics)))
+    return rows.exclude(Exists(actions.exclude(topic="").exclude(topic__in=topics)))
+
+
+def get(pk: int, user: User) -> BulkOperation:
+    """Raises InvalidMessage when there is none for this user."""
+    operation = seen_by(user).filter(pk=pk).first()
     if operation is None:
         raise InvalidMessage(f"There is no bulk operation {pk}.")
     return operation

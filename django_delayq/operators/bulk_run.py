@@ -22,7 +22,7 @@ from django.utils import timezone
 from ..archive.selection import Rows, Selection
 from ..client import topics
 from ..core.conf import get_settings
-from ..core.exceptions import DelayQError, InvalidMessage
+from ..core.exceptions import DelayQError, InvalidMessage, NotPermitted
 from ..core.times import duration_ms
 from ..models import (
     ArchivedMessage,
@@ -36,8 +36,19 @@ from ..models import (
 )
 from ..outbox.existing import check_existing
 from .replayer import Edit, Replayer
+from .topic_permission import topics_of_order
 from .walk import PAGE, Walk
 
+#: What each kind needs beside bulk_operate.
+PERMISSIONS = {
+    BulkKind.REPLAY: "replay_message",
+    BulkKind.DISCARD: "discard_message",
+    BulkKind.PURGE: "cancel_message",
+    BulkKind.CANCEL: "cancel_message",
+    BulkKind.SHIFT: "cancel_message",
+    BulkKind.RUN_NOW: "cancel_message",
+    BulkKind.MOVE: "cancel_message",
+}
 #: Seconds that a purge waits for the archiver before it looks again.
 FULL_STREAM_PAUSE = 5.0
 
@@ -181,10 +192,11 @@ def run_stored(run: BulkRun) -> None:
     operation = run.operation
     if operation.kind not in BulkKind.values:
         raise InvalidMessage(f"This version does not know the bulk operation {operation.kind!r}.")
+    selection = permitted_selection(operation)
     if operation.kind == BulkKind.PURGE:
         _purge(run)
         return
-    rows = Selection.decode(operation.selection).rows().filter(state=Final.DEAD).order_by("pk")
+    rows = selection.rows().filter(state=Final.DEAD).order_by("pk")
     if operation.total is None or operation.dry_run:
         counting = Walk(rows, last=operation.cutoff)
         counting.on_page = run.write
@@ -346,6 +358,19 @@ def _purge(run: BulkRun) -> None:
             run.await_archiver(topic)
             run.write()  # before the next batch: the operation may be cancelled, or another's
     run.close(Counter())
+
+
+def permitted_selection(operation: BulkOperation) -> Selection:
+    """The selection of an operation on dead letters, or of a purge, without the topics on which who
+    ordered it may not do this now. Raises NotPermitted when nothing is left of it."""
+    selection = Selection.decode(operation.selection)
+    needed = "bulk_operate", PERMISSIONS[BulkKind(operation.kind)]
+    topics = topics_of_order(decoded(operation.options), *needed)
+    if topics is None:
+        return selection
+    if not topics or (selection.topic and selection.topic not in topics):
+        raise NotPermitted(f"{operation.operator} may not do this any more.")
+    return selection.narrowed(topics=tuple(sorted(topics)))
 
 
 # Words

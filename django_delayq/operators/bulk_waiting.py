@@ -18,12 +18,14 @@ from django.utils import timezone
 
 from ..client.moving import Mover
 from ..client.waiting_changes import Cancelling, Moving, Shifting, WaitingBatch
+from ..core.exceptions import NotPermitted
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS, epoch_us
 from ..models import BulkKind, BulkMessage, BulkOperation
 from ..store.client import BATCH
 from ..tasks.registry import check_topic
-from .bulk_run import BulkRun, decoded
+from .bulk_run import PERMISSIONS, BulkRun, decoded
+from .topic_permission import Topics, topics_of_order
 from .waiting_selection import PLACES, WaitingSelection, pages
 
 #: How long the list of an operation is kept after its end.
@@ -31,6 +33,7 @@ KEPT = timedelta(days=30)
 #: Why a message of the list is not changed, as far as the list itself tells.
 DUE_ALREADY = "due already"
 TOO_FAR = "more than ten years ahead"
+NOT_PERMITTED = "not permitted"
 
 
 def run_waiting(run: BulkRun) -> None:
@@ -38,15 +41,25 @@ def run_waiting(run: BulkRun) -> None:
     does."""
     operation = run.operation
     selection = WaitingSelection.decode(operation.selection)
+    options = decoded(operation.options)
+    needed = "bulk_operate", PERMISSIONS[BulkKind(operation.kind)]
+    permitted = topics_of_order(options, *needed)
     if operation.kind == BulkKind.MOVE:
-        check_topic(decoded(operation.options)["to"])
+        check_topic(options["to"])
+    named = {selection.topic, options.get("to", "")} - {""}
+    if permitted is not None and (not permitted or not permitted.issuperset(named)):
+        raise NotPermitted(f"{operation.operator} may not do this any more.")
     if operation.total is None:
         old = BulkOperation.objects.filter(finished_at__lt=timezone.now() - KEPT)
         for pk in old.filter(messages__isnull=False).values_list("pk", flat=True).distinct():
             rows = BulkMessage.objects.filter(operation=pk)
             while pks := list(rows.values_list("pk", flat=True)[:10_000]):
                 rows.filter(pk__lte=max(pks), pk__in=pks).delete()
-        _list_messages(run, selection)
+        _list_messages(run, selection, permitted)
+    if permitted is not None:
+        # It may have been listed before who ordered it lost a right.
+        listed = operation.messages.filter(pk__gt=operation.reached, skipped="")
+        listed.exclude(topic__in=permitted).update(skipped=NOT_PERMITTED)
     skipped: Counter[str] = Counter()
     while messages := _next_messages(operation):
         _deal_with(run, selection, messages, skipped)
@@ -57,7 +70,7 @@ def run_waiting(run: BulkRun) -> None:
 # The list
 
 
-def _list_messages(run: BulkRun, selection: WaitingSelection) -> None:
+def _list_messages(run: BulkRun, selection: WaitingSelection, permitted: Topics) -> None:
     """Write down the messages that fit, page by page."""
     operation = run.operation
     to = decoded(operation.options).get("to", "")
@@ -67,7 +80,7 @@ def _list_messages(run: BulkRun, selection: WaitingSelection) -> None:
     for topic, place in product(selection.topics(), PLACES):
         here = topic, order[place]
         is_read = here < begun or (here == begun and at["after"] is None)
-        if is_read or topic == to:
+        if is_read or topic == to or (permitted is not None and topic not in permitted):
             continue
         for page in pages(selection, topic, place, at["after"] if here == begun else None):
             rows = [

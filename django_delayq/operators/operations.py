@@ -7,7 +7,7 @@ models.Dashboard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from ..tasks import registry
 from ..tasks.arguments import Arguments
 from ..tasks.options import ChangeOptions
 from .bulk_run import run_in_place
+from .topic_permission import check_permitted, is_visible, permitted_topics
 
 #: Operators see the result at once, also where each request is a transaction.
 _AT_ONCE = ChangeOptions(after_commit=False, on_redis_error="raise")
@@ -46,12 +47,15 @@ class User(Protocol):
     def get_username(self) -> str: ...
 
 
-def require(user: User, *permissions: str) -> None:
-    """Raise NotPermitted unless the user has all of these permissions of ours."""
+def require(user: User, *permissions: str, topic: str = "") -> None:
+    """Raise NotPermitted unless the user has all of these permissions of ours, on this topic when
+    one is given. Raises UnknownTopic for a topic that the user may not see."""
     if missing := [name for name in permissions if not user.has_perm(f"django_delayq.{name}")]:
         raise NotPermitted(
             f"{user.get_username() or 'Nobody'} lacks the permission {', '.join(missing)}."
         )
+    if topic:
+        check_permitted(user, topic, *permissions)
 
 
 # Topics
@@ -60,7 +64,7 @@ def require(user: User, *permissions: str) -> None:
 def pause(user: User, topic: str, *, reason: str, until: datetime | None = None) -> None:
     """Hold a topic, at most until then. Raises UnknownTopic, InvalidMessage without a reason or for
     a past instant."""
-    require(user, "pause_topic")
+    require(user, "pause_topic", topic=topic)
     check_reason(reason)
     words = f"until {until.isoformat(' ', 'seconds')}" if until else ""
     with _recorded(user, "pause", reason, topic=topic, selection=words):
@@ -69,7 +73,7 @@ def pause(user: User, topic: str, *, reason: str, until: datetime | None = None)
 
 def resume(user: User, topic: str, *, reason: str = "") -> None:
     """Let a paused topic go on. Raises UnknownTopic."""
-    require(user, "pause_topic")
+    require(user, "pause_topic", topic=topic)
     with _recorded(user, "resume", reason, topic=topic):
         topics.resume_topic(topic)
 
@@ -84,7 +88,8 @@ def move(
 ) -> Moved:
     """Move all that waits in a topic to another one. Raises UnknownTopic, or InvalidMessage while
     another process moves it."""
-    require(user, "bulk_operate", "cancel_message")
+    for name in (topic, to):
+        require(user, "bulk_operate", "cancel_message", topic=name)
     with OperatorAction.recorded(
         "move", user.get_username(), clean(reason), topic=topic, selection=f"to topic {to}"
     ) as action:
@@ -104,21 +109,21 @@ def move(
 
 def cancel(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Take a waiting message back. Raises MessageNotFound or MessageRunning."""
-    require(user, "cancel_message")
+    require(user, "cancel_message", topic=topic)
     with _recorded(user, "cancel", reason, topic=topic, message_id=message_id):
         changes.cancel(topic, None, message_id, _AT_ONCE)
 
 
 def cancel_running(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Cancel a message at once, also while it runs. Raises MessageNotFound."""
-    require(user, "cancel_message")
+    require(user, "cancel_message", topic=topic)
     with _recorded(user, "cancel running", reason, topic=topic, message_id=message_id):
         changes.cancel(topic, None, message_id, _AT_ONCE._replace(running=True))
 
 
 def run_now(user: User, topic: str, message_id: str, *, reason: str = "") -> None:
     """Make a waiting message due at once. Raises MessageNotFound or MessageRunning."""
-    require(user, "cancel_message")
+    require(user, "cancel_message", topic=topic)
     with _recorded(user, "run now", reason, topic=topic, message_id=message_id):
         changes.reschedule(topic, None, message_id, When.after(0), _AT_ONCE)
 
@@ -128,7 +133,7 @@ def reschedule(
 ) -> datetime:
     """Give a waiting message another due time, which is returned. Raises MessageNotFound or
     MessageRunning."""
-    require(user, "cancel_message")
+    require(user, "cancel_message", topic=topic)
     words = f"to {due_at.isoformat(' ', 'seconds')}"
     with _recorded(user, "reschedule", reason, topic=topic, message_id=message_id, selection=words):
         when = When.given(None, due_at)
@@ -140,7 +145,7 @@ def edit(
 ) -> None:
     """Give a waiting message other arguments; the rest of it stays. Raises MessageNotFound,
     MessageRunning or InvalidMessage."""
-    require(user, "edit_message", "view_payload")
+    require(user, "edit_message", "view_payload", topic=topic)
     with _recorded(user, "edit", reason, topic=topic, message_id=message_id):
         changes.edit(topic, message_id, *arguments)
 
@@ -152,6 +157,7 @@ def schedule(user: User, task: str, arguments: Arguments, **options: Any) -> Han
     declared = registry.by_name.get(task)
     if declared is None:
         raise InvalidMessage(f"No task is named {task!r}.")
+    require(user, "edit_message", "view_payload", topic=declared.options.topic)
     args, kwargs = arguments
     with OperatorAction.recorded(
         "schedule", user.get_username(), selection=f"task {task}"
@@ -179,8 +185,11 @@ def replay_one(
 
     Raises MessageNotFound, InvalidMessage (it cannot be replayed; says why) or StoreUnavailable.
     """
-    require(user, "replay_message", *(("edit_message", "view_payload") if arguments else ()))
+    needed = "replay_message", *(("edit_message", "view_payload") if arguments else ())
+    require(user, *needed)
     return _change_one(
+        user,
+        needed,
         BulkKind.REPLAY,
         pk,
         ", with other arguments" if arguments else "",
@@ -194,15 +203,19 @@ def discard_one(user: User, pk: int, *, reason: str) -> None:
     """Say that one dead letter needs no replay. Raises MessageNotFound or InvalidMessage."""
     require(user, "discard_message")
     check_reason(reason)
-    _change_one(BulkKind.DISCARD, pk, by=user.get_username(), reason=clean(reason))
+    needed = ("discard_message",)
+    _change_one(user, needed, BulkKind.DISCARD, pk, by=user.get_username(), reason=clean(reason))
 
 
-def _change_one(kind: str, pk: int, words: str = "", **options: Any) -> ArchivedMessage:
+def _change_one(
+    user: User, needed: Sequence[str], kind: str, pk: int, words: str = "", **options: Any
+) -> ArchivedMessage:
     """Replay or discard one row, and return it. When nothing was changed, no record stays."""
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk).order_by("pk")
     row = rows.only("message_id", "topic", "task").first()
-    if row is None:
+    if row is None or not is_visible(user, row.topic):
         raise MessageNotFound(f"The archive has no row {pk}: it was pruned, or never there.")
+    check_permitted(user, row.topic, *needed)
     done = run_in_place(
         kind,
         rows,
@@ -231,6 +244,8 @@ def archive_again(
     MessageNotFound and DatabaseUnavailable."""
     require(user, "replay_message", *(("bulk_operate",) if pk is None else ()))
     rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.all()
+    if (topics := permitted_topics(user, "replay_message")) is not None:
+        rows = rows.filter(topic__in=topics)
     if pk is None:
         oldest = rows.order_by("pk").values_list("pk", flat=True)[: unarchivable.MOST_AT_ONCE]
         rows = rows.filter(pk__in=list(oldest))
@@ -250,8 +265,11 @@ def quiet(user: User, worker: str, *, reason: str = "") -> None:
     """A worker claims nothing more, until unquiet(). What it runs goes on. Raises InvalidMessage
     for an unknown one."""
     require(user, "pause_topic")
-    if worker not in get_store().workers.heartbeats():
+    beat = get_store().workers.heartbeats().get(worker)
+    seen = permitted_topics(user)
+    if beat is None or (seen is not None and seen.isdisjoint(beat.get("topics", ()))):
         raise InvalidMessage(f"No worker is named {worker!r}; it may have ended.")
+    _check_worker(user, beat)
     with _recorded(user, "quiet", reason, selection=f"worker {worker}"):
         get_store().workers.quiet(worker)
 
@@ -261,8 +279,16 @@ def unquiet(user: User, worker: str, *, reason: str = "") -> None:
     require(user, "pause_topic")
     if not get_store().workers.is_quiet(worker):
         raise InvalidMessage(f"Worker {worker!r} was not told to be quiet.")
+    _check_worker(user, get_store().workers.heartbeats().get(worker))
     with _recorded(user, "unquiet", reason, selection=f"worker {worker}"):
         get_store().workers.unquiet(worker)
+
+
+def _check_worker(user: User, beat: Mapping[str, Any] | None) -> None:
+    """Raise NotPermitted unless the user may pause all that the worker serves."""
+    topics = permitted_topics(user, "pause_topic")
+    if topics is not None and (beat is None or not topics.issuperset(beat.get("topics", ()))):
+        raise NotPermitted("This worker also serves topics that you may not pause.")
 
 
 # Shared

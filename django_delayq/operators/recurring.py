@@ -28,6 +28,7 @@ from ..tasks.naming import shown
 from ..tasks.recurrence import TICK, Recurrence, Rule
 from ..tasks.task import Task
 from .operations import User, check_reason, clean, require
+from .topic_permission import check_permitted, permitted_topics
 
 #: Next ticks that are shown.
 NEXT = 3
@@ -102,6 +103,7 @@ def pause_recurring(user: User, name: str, *, reason: str) -> None:
     never run. Raises InvalidMessage for an unknown task, and without a reason."""
     require(user, "pause_topic")
     check_reason(reason)
+    _check_task(user, name, "pause_topic")
     with _changed(user, "pause", name, reason) as row:
         row.paused_at = timezone.now()
         row.paused_by, row.pause_reason = user.get_username()[:150], clean(reason)
@@ -111,6 +113,7 @@ def resume_recurring(user: User, name: str, *, reason: str = "") -> None:
     """Let a paused task go on with its next tick. Raises InvalidMessage for an unknown task, and
     for one that is not paused."""
     require(user, "pause_topic")
+    _check_task(user, name, "pause_topic")
     with _changed(user, "resume", name, reason) as row:
         if row.paused_at is None:
             raise InvalidMessage(f"{name} is not paused.")
@@ -123,6 +126,7 @@ def run_recurring_now(user: User, name: str, *, reason: str = "") -> Handle:
     """Run a recurring task once, now; its ticks stay as they are. Raises InvalidMessage for a task
     that code does not declare as recurring here."""
     require(user, "cancel_message")
+    _check_task(user, name, "cancel_message")
     task, _ = registry.recurring_tasks().get(name, (None, None))
     if task is None:
         raise InvalidMessage(_unknown(name))
@@ -164,6 +168,17 @@ def _changed(user: User, action: str, name: str, reason: str) -> Iterator[Recurr
         yield row
         row.save(using=alias)
         record.add(1)
+
+
+def _check_task(user: User, name: str, action: str) -> None:
+    """Raise InvalidMessage for a task whose topic does not exist for the user, or NotPermitted."""
+    topics = permitted_topics(user)
+    if topics is None:
+        return
+    task, _ = registry.recurring_tasks().get(name, (None, None))
+    if task is None or task.options.topic not in topics:
+        raise InvalidMessage(f"No recurring task is named {name!r:.250}.")
+    check_permitted(user, task.options.topic, action)
 
 
 def _unknown(name: str) -> str:

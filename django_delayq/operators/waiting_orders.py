@@ -26,10 +26,11 @@ from ..models import BulkKind, BulkOperation, BulkStatus
 from ..store import get_store
 from ..store.client import BATCH
 from ..tasks.registry import check_topic
-from .bulk import MANY, PERMISSIONS, order_once, progress
-from .bulk_run import decoded
+from .bulk import MANY, order_once, progress
+from .bulk_run import PERMISSIONS, decoded
 from .bulk_runner import BulkRunner
 from .operations import User, check_reason, clean, require
+from .topic_permission import options_of_order, permitted_topics
 from .waiting_selection import PLACES, WaitingSelection, pages
 
 __all__ = ["WaitingChange", "WaitingSelection", "change_waiting"]
@@ -86,9 +87,11 @@ def preview_waiting(user: User, selection: WaitingSelection) -> WaitingPreview:
     NotPermitted, InvalidMessage, UnknownTopic and StoreUnavailable."""
     check_selection(user, selection)
     count, read, sample = 0, 0, list[Message]()
+    permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
     found = (
         page
         for topic in selection.topics()
+        if permitted is None or topic in permitted
         for place in reversed(PLACES)
         for page in pages(selection, topic, place)
     )
@@ -109,8 +112,8 @@ def check_selection(user: User, selection: WaitingSelection) -> None:
     somebody who may not see arguments, and UnknownTopic."""
     if selection.is_whole_topic and not selection.topic:
         raise InvalidMessage("Say which: by topic, task, key prefix, due time or argument.")
-    if selection.argument:
-        require(user, "view_payload")
+    if selection.argument or selection.topic:
+        require(user, *(["view_payload"] if selection.argument else []), topic=selection.topic)
     if selection.topic:
         selection.topics()
 
@@ -132,13 +135,17 @@ def start_waiting(  # noqa: PLR0913 - keyword-only, and an operator may give eac
     again. `asked`: for order_alive(). Raises NotPermitted, InvalidMessage, UnknownTopic and
     StoreUnavailable.
     """
-    require(user, "bulk_operate", PERMISSIONS[BulkKind(change.kind)])
+    needed = "bulk_operate", PERMISSIONS[BulkKind(change.kind)]
+    require(user, *needed, topic=selection.topic)
+    if change.to:
+        require(user, *needed, topic=change.to)
     check_selection(user, selection)
     if change.to and change.to == selection.topic:
         raise InvalidMessage("A message is moved to another topic.")
     if not dry_run:
         check_reason(reason)
     options = {"by": change.by.total_seconds(), "to": change.to, "asked": asked}
+    options |= options_of_order(user)
     operation = BulkOperation(
         kind=change.kind,
         dry_run=dry_run,
@@ -205,6 +212,8 @@ def look_again() -> None:
 
 class _Code:
     """Code of the project, which may do everything."""
+
+    is_outside_pages = True
 
     def __init__(self, name: str) -> None:
         self._name = name

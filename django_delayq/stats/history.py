@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -90,16 +90,19 @@ class History:
     """All that have figures in the period."""
 
 
-def history(period: str, topic: str = "") -> History:
-    """The figures of a period that ends now, of one topic or of all. `period`: one of PERIODS."""
+def history(period: str, topic: str = "", topics: Collection[str] | None = None) -> History:
+    """The figures of a period that ends now, of one topic or of all. `period`: one of PERIODS.
+    `topics`: only of these."""
     length, step = PERIODS[period]
     now = datetime.now(tz=timezone.utc)
     last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
     begins = [last - step * n for n in range(length // step - 1, -1, -1)]
-    days = _of(TaskDay.objects.filter(day__gte=begins[0].date()), topic)
+    seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
+    days = _of(TaskDay.objects.filter(day__gte=begins[0].date(), **seen), topic)
     by_step: dict[datetime, list[Any]] = defaultdict(list)
     if step == HOUR:
-        for hour in _of(TopicHour.objects.filter(hour__gte=stored(begins[0])), topic):
+        hours = TopicHour.objects.filter(hour__gte=stored(begins[0]), **seen)
+        for hour in _of(hours, topic):
             by_step[hour_of(hour.hour)].append(hour)
     else:
         for day in days:
@@ -124,7 +127,11 @@ def history(period: str, topic: str = "") -> History:
         total=figures_of(row for begin in begins for row in by_step[begin]),
         tasks=sorted(tasks, key=lambda task: (-task.figures.messages, task.topic, task.task)),
         topics=sorted(
-            set(TaskDay.objects.filter(day__gte=begins[0].date()).values_list("topic", flat=True))
+            set(
+                TaskDay.objects.filter(day__gte=begins[0].date(), **seen).values_list(
+                    "topic", flat=True
+                )
+            )
         ),
     )
 

@@ -8,7 +8,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -214,6 +214,14 @@ def overview() -> Overview:
     return reader.overview()
 
 
+def overview_of(topics: Collection[str]) -> Overview:
+    """The same of these topics only, as if there were no others. There is no forecast: its figures
+    are of all topics."""
+    with _lock:
+        reader = reader_of(get_store())
+    return reader.overview_of(topics)
+
+
 def worker_statuses() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
@@ -296,6 +304,18 @@ class _Reader:
             )
         return self._last
 
+    def overview_of(self, topics: Collection[str]) -> Overview:
+        """What is kept, or read anew, of these topics."""
+        every = self.overview()
+        if self._seen is None:
+            return every
+        found = _overview(
+            _only_redis(self._seen, topics),
+            _only_database(self._sql, topics),
+            self._database.problem,
+        )
+        return replace(found, problem=every.problem, stale=every.stale)
+
     def _read_redis(self) -> None:
         try:
             if self._used is None:
@@ -369,6 +389,43 @@ reader_of = lru_cache(maxsize=1)(_Reader)
 
 
 # From what was read to what is shown
+
+
+def _only_redis(seen: _Seen, topics: Collection[str]) -> _Seen:
+    snapshot = seen.snapshot
+    beats = {
+        name: {**beat, "topics": [topic for topic in beat.get("topics", ()) if topic in topics]}
+        for name, beat in snapshot.heartbeats.items()
+    }
+    only: dict[str, Any] = {
+        "stats": _of_topics(snapshot.stats, topics),
+        "forecast": _of_topics(snapshot.forecast, topics),
+        "samples": [
+            {
+                **sample,
+                "topics": {name: one for name, one in sample["topics"].items() if name in topics},
+            }
+            for sample in snapshot.samples
+        ],
+        "heartbeats": {name: beat for name, beat in beats.items() if beat["topics"]},
+    }
+    return seen._replace(snapshot=snapshot._replace(**only))
+
+
+def _of_topics(by: Mapping[Partition, Any], topics: Collection[str]) -> dict[Partition, Any]:
+    return {partition: value for partition, value in by.items() if partition.topic in topics}
+
+
+def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> DatabaseFigures | None:
+    if sql is None:
+        return None
+    minutes = {at: count for at, count in sql.outbox_minutes.items() if at[0] in topics}
+    return DatabaseFigures(
+        dead_letters=Counter({one: n for one, n in sql.dead_letters.items() if one in topics}),
+        outbox=Counter({one: n for one, n in sql.outbox.items() if one in topics}),
+        outbox_minutes=Counter(minutes),
+        lateness_ms={one: late for one, late in sql.lateness_ms.items() if one in topics},
+    )
 
 
 def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overview:
@@ -461,11 +518,11 @@ def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
 
 
 def _due(
-    ends: Sequence[float], by: Sequence[int], outbox: Mapping[int, int], step_ms: int
+    ends: Sequence[float], by: Sequence[int], outbox: Mapping[tuple[str, int], int], step_ms: int
 ) -> list[Bucket]:
     """Counts up to each end as counts of each bar; the first one also has what is overdue."""
     waiting = [0] * (len(ends) + 1)
-    for minute, count in outbox.items():
+    for (_, minute), count in outbox.items():
         waiting[bisect_right(ends, minute)] += count
     bars = []
     for n, end in enumerate(ends):

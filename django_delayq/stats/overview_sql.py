@@ -64,8 +64,9 @@ class DatabaseFigures:
     """Open ones by topic."""
     outbox: Counter[str] = field(default_factory=Counter)
     """Waiting rows by topic."""
-    outbox_minutes: Counter[int] = field(default_factory=Counter)
-    """Those of them that are due until the given instant, by the beginning (ms) of their minute."""
+    outbox_minutes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Those of them that are due until the given instant, by topic and the beginning (ms) of their
+    minute."""
     lateness_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of the newest acked runs of each topic that are not older than RUNS_SINCE."""
     forecast: KeptForecast | None = None
@@ -86,7 +87,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
     archive = connection.ops.quote_name(ArchivedMessage._meta.db_table)
     outbox_table = connection.ops.quote_name(OutboxMessage._meta.db_table)
     late: dict[str, list[float]] = {topic: [] for topic in topics}
-    outbox, minutes = Counter[str](), Counter[int]()
+    outbox, minutes = Counter[str](), Counter[tuple[str, int]]()
     with connection.cursor() as cursor:
         dead = count_open_dead_letters(cursor)
         cursor.execute(
@@ -96,7 +97,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
         for topic, minute, count in cursor.fetchall():
             outbox[topic] += count
             if minute is not None:
-                minutes[int(minute)] += count
+                minutes[topic, int(minute)] += count
         since = connection.ops.adapt_datetimefield_value(timezone.now() - RUNS_SINCE)
         part = _LATENESS.format(archive=archive, runs=RUNS)
         for chunk in chunked(topics, TOPICS_AT_ONCE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import Any, NamedTuple
 
@@ -12,6 +13,10 @@ from .redis_errors import ERRORS, translate
 from .store import RedisStore
 
 OLDEST_VERSION = (6, 2, 0)
+#: The first version of each line of Redis without CVE-2025-49844, -46817, -46818 and -46819.
+LUA_FLOORS = ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2))
+#: The same of Valkey.
+VALKEY_LUA_FLOORS = ((7, 2, 11), (8, 0, 6), (8, 1, 4))
 #: Seconds by which Redis' clock and this machine's may differ before we warn: absolute due times
 #: suffer.
 CLOCK_SKEW = 5.0
@@ -37,6 +42,24 @@ class ServerReport(NamedTuple):
     """How many clients are connected now."""
     most_connections: int | None = None
     """How many may be connected."""
+
+
+def lua_holes(report: ServerReport) -> str:
+    """The version that mends the known holes of the Lua engine, when this one has them; else
+    empty."""
+    floors = VALKEY_LUA_FLOORS if report.name.startswith("Valkey") else LUA_FLOORS
+    floor = next((floor for floor in floors if floor[:2] >= report.version[:2]), None)
+    if floor is None or report.version >= floor:
+        return ""
+    return ".".join(map(str, floor))
+
+
+def skips_certificate(client: Any) -> bool:
+    """Whether the connections to Redis use TLS without checking who answers."""
+    pool = getattr(client, "connection_pool", None)
+    options = pool.connection_kwargs if pool else client.nodes_manager.connection_kwargs
+    uses_tls = options.get("ssl") or any(name.startswith("ssl_") for name in options)
+    return bool(uses_tls) and options.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE)
 
 
 def inspect_server(store: RedisStore) -> list[ServerReport]:

@@ -77,9 +77,13 @@ def translate(error: Exception, where: str) -> DelayQError:
     if isinstance(error, redis.ConnectionError | redis.TimeoutError | RedisClusterException):
         if any(word in text for word in _NOT_SENT):
             problem = f"Cannot reach Redis at {where}: {text}."
-            return StoreUnavailable(
-                f"{problem} Nothing was changed. Is it running?", problem=problem
-            )
+            advice = "Is it running?"
+            if "certificate verify failed" in text.lower():
+                advice = (
+                    'Name the certificate of its authority in DELAYQ["REDIS"] '
+                    "(?ssl_ca_certs=/path/ca.pem), and the server by a name of its certificate."
+                )
+            return StoreUnavailable(f"{problem} Nothing was changed. {advice}", problem=problem)
         return OutcomeUnknown(
             f"The connection to Redis at {where} broke before the answer came: {text}"
         )

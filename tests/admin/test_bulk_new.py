@@ -17,6 +17,7 @@ from django.utils import timezone
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction
 from django_delayq.operators import bulk
+from django_delayq.operators.bulk_run import PERMISSIONS
 from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
 from tests.admin.bulk_orders import form_of, order, send, text_of
@@ -267,9 +268,7 @@ def test_without_its_token_a_form_is_refused(operator: Client) -> None:
 @pytest.mark.parametrize("kind", bulk.DEAD_LETTER_KINDS)
 def test_each_kind_needs_a_permission_of_its_own(as_user: AsUser, kind: str) -> None:
     dead(3)
-    all_others = {"bulk_operate", *bulk.PERMISSIONS.values()} - {
-        bulk.PERMISSIONS[bulk.BulkKind(kind)]
-    }
+    all_others = {"bulk_operate", *PERMISSIONS.values()} - {PERMISSIONS[bulk.BulkKind(kind)]}
     client = as_user("view_dashboard", *all_others)
     query = "topic=orders" if kind == "purge" else "open=on"
     assert client.get(f"{address('bulk_new')}?kind={kind}&{query}").status_code == 403

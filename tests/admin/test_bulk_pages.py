@@ -27,7 +27,7 @@ from django_delayq.operators.bulk_runner import TAKE_OVER_AFTER
 from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.bulk_orders import order, page_of, run, text_of
-from tests.admin.world import heartbeat
+from tests.admin.world import Root, heartbeat
 from tests.app.tasks import close_order
 from tests.hands import DAY, Hands
 from tests.operators.test_replay import dead
@@ -251,7 +251,7 @@ def test_one_that_does_not_exist_is_not_found(operator: Client) -> None:
         operator.post(address("bulk_cancel", pk=12345), follow=True)
     )
     with pytest.raises(InvalidMessage):
-        bulk.get(12345)
+        bulk.get(12345, Root())
 
 
 def test_who_may_only_look_has_no_buttons(as_user: AsUser, operator: Client) -> None:

@@ -22,6 +22,7 @@ from django_delayq.client import decorator
 from django_delayq.core.exceptions import NotPermitted
 from django_delayq.models import ArchivedMessage, Dashboard, OperatorAction, RecurringTask
 from django_delayq.operators import bulk, operations, recurring
+from django_delayq.operators.bulk_run import PERMISSIONS
 from django_delayq.store import get_store
 from tests.admin.browser import address
 from tests.admin.world import WORKER, World
@@ -230,7 +231,8 @@ def service_calls(module: ModuleType) -> set[str]:
         f"{prefix}.{name}"
         for name, function in functions
         if function.__module__ == module.__name__
-        and name not in ("require", "_recorded", "_changed")
+        and not name.startswith("_")
+        and name not in ("require", "seen_by")
         and next(iter(inspect.signature(function).parameters), "") == "user"
     }
 
@@ -270,7 +272,7 @@ def test_a_bulk_operation_needs_the_permission_of_what_it_does(
     selection = (
         Selection(topic="orders") if kind == "purge" else Selection(open=True, topic="orders")
     )
-    own = bulk.PERMISSIONS[bulk.BulkKind(kind)]
+    own = PERMISSIONS[bulk.BulkKind(kind)]
     with pytest.raises(NotPermitted, match=own):
         bulk.start(new_user(*(ALL - {own})), kind, selection, reason="a test")
     assert bulk.start(new_user("bulk_operate", own), kind, selection, reason="a test").pk

@@ -24,6 +24,8 @@ WORKER = "host:1:worker"
 class Root:
     """A user who may do everything and is nobody's row."""
 
+    is_outside_pages = True
+
     def has_perm(self, permission: str) -> bool:
         return True
 

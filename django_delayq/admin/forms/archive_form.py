@@ -17,6 +17,7 @@ from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
 from ...core.present import word
 from ...models import Final
+from ...operators.topic_permission import Topics
 from ...tasks import registry
 from .message_forms import InstantField
 
@@ -57,7 +58,8 @@ class ArchiveForm(forms.Form):
 
     selection: Selection
 
-    def __init__(self, query: QueryDict) -> None:
+    def __init__(self, query: QueryDict, topics: Topics = None) -> None:
+        """`topics`: those that the user may see."""
         super().__init__(query)
         self.query = query
         self.fields["q"].widget.attrs |= {
@@ -66,10 +68,8 @@ class ArchiveForm(forms.Form):
             "autocomplete": "off",
         }
         self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
-        self._offer(
-            "topic", _("any topic"), [(name, name) for name in sorted(registry.known_topics())]
-        )
-        self._offer("task", _("any task"), [(name, name) for name in sorted(registry.by_name)])
+        self._offer("topic", _("any topic"), [(name, name) for name in offered_topics(topics)])
+        self._offer("task", _("any task"), [(name, name) for name in offered_tasks(topics)])
 
     def clean(self) -> dict[str, Any]:
         """Read the whole selection."""
@@ -116,6 +116,21 @@ class ArchiveForm(forms.Form):
         if any(not 0 < pk < 2**63 for pk in ids):
             raise InvalidMessage(_("ids must be row numbers, separated by commas."))
         return {**plain, **search, "ids": ids}
+
+
+def offered_topics(topics: Topics) -> list[str]:
+    """The declared topics among these."""
+    known = registry.known_topics()
+    return sorted(known if topics is None else known & topics)
+
+
+def offered_tasks(topics: Topics) -> list[str]:
+    """The declared tasks of these topics."""
+    return [
+        name
+        for name, task in sorted(registry.by_name.items())
+        if topics is None or task.options.topic in topics
+    ]
 
 
 def search_parts(text: str) -> dict[str, str]:

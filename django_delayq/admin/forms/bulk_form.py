@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy
 from ...archive.selection import Selection
 from ...models import BulkKind
 from ...operators.bulk import BulkPreview, preview
+from ...operators.topic_permission import Topics
 from .archive_form import query_of
 
 
@@ -61,9 +62,16 @@ class BulkForm(forms.Form):
     reason = reason_field()
     word = word_field()
 
-    def __init__(self, kind: str, selection: Selection, data: QueryDict | None = None) -> None:
-        """Raises the errors of preview()."""
-        self.kind_asked, self.selection = kind, selection
+    def __init__(
+        self,
+        kind: str,
+        selection: Selection,
+        data: QueryDict | None = None,
+        *,
+        topics: Topics = None,
+    ) -> None:
+        """`topics`: those that the user may see. Raises the errors of preview()."""
+        self.kind_asked, self.selection, self._topics = kind, selection, topics
         initial = {"kind": kind, "query": query_of(selection), "token": uuid4().hex}
         super().__init__(data, initial=initial, label_suffix="")
         if BulkKind(kind) is not BulkKind.REPLAY:
@@ -77,7 +85,7 @@ class BulkForm(forms.Form):
     @cached_property
     def about(self) -> BulkPreview:
         """A preview of the messages, as of now."""
-        return preview(self.kind_asked, self.selection)
+        return preview(self.kind_asked, self.selection, self._topics)
 
     def clean_rate(self) -> float | None:
         """Above 0, or None."""

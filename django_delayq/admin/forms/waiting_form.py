@@ -17,9 +17,10 @@ from django.utils.translation import gettext_lazy
 from ...core.exceptions import InvalidMessage
 from ...models import BulkKind
 from ...operators.bulk import ALL_TOPICS
+from ...operators.topic_permission import Topics
 from ...operators.waiting_orders import WaitingChange, WaitingPreview
 from ...operators.waiting_selection import WaitingSelection
-from ...tasks import registry
+from .archive_form import offered_tasks, offered_topics
 from .bulk_form import reason_field, word_field
 from .message_forms import DurationField, InstantField
 
@@ -52,9 +53,10 @@ class WaitingFilters(forms.Form):
 
     selection: WaitingSelection
 
-    def __init__(self, query: QueryDict) -> None:
+    def __init__(self, query: QueryDict, topics: Topics = None) -> None:
+        """`topics`: those that the user may see."""
         super().__init__(query)
-        known = {"topic": registry.known_topics(), "task": set(registry.by_name)}
+        known = {"topic": offered_topics(topics), "task": offered_tasks(topics)}
         anything = {"topic": _("any topic"), "task": _("any task")}
         for name, names in known.items():
             # Redis may have topics and tasks that the code no longer declares.
@@ -124,10 +126,13 @@ class WaitingChangeForm(forms.Form):
         about: WaitingPreview,
         data: QueryDict | None = None,
         initial: dict[str, Any] | None = None,
+        *,
+        targets: Topics = None,
     ) -> None:
+        """`targets`: the topics to which the user may move them."""
         given = {"query": waiting_query(selection), "token": uuid4().hex, **(initial or {})}
         super().__init__(data, initial=given, label_suffix="")
-        topics = sorted(registry.known_topics() - {selection.topic})
+        topics = [name for name in offered_topics(targets) if name != selection.topic]
         self.fields["to"].choices = [  # type: ignore[attr-defined]
             ("", "–"), *((topic, topic) for topic in topics)
         ]  # fmt: skip

@@ -12,7 +12,13 @@ from django.utils.translation import gettext as _
 
 from ...core.exceptions import DelayQError, InvalidMessage
 from ...models import ApiRight
-from ...operators.api_tokens import TokenOptions, create_token, revoke_token, tokens
+from ...operators.api_tokens import (
+    TokenOptions,
+    create_token,
+    may_manage,
+    revoke_token,
+    tokens,
+)
 from ..site import back, register_action, register_page, show
 
 
@@ -31,7 +37,7 @@ def api_tokens_view(request: HttpRequest) -> HttpResponse:
         request,
         "api_tokens.html",
         _("API tokens"),
-        rows=tokens(),
+        rows=[row for row in tokens() if may_manage(request.user, row)],
         rights=ApiRight.values,
         token=token,
         now=now(),

@@ -16,17 +16,20 @@ from django.utils.translation import gettext as _
 from ...archive.archive_rows import reported_in
 from ...archive.row_arguments import read_arguments, visible_arguments
 from ...archive.search import ArchivePage, page_of
+from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
 from ...core.task_report import TaskProgress
-from ...models import ArchivedMessage, Final, UnarchivableEntry
+from ...models import ArchivedMessage, Final
 from ...operators import operations
+from ...operators.topic_permission import is_visible, permitted_topics
 from ...tasks import registry
 from ...tasks.arguments import Arguments
 from .. import csv_export
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
 from ..runs import shown_run
-from ..site import back, may, register_action, register_page, show, url
+from ..site import back, enter_topic, may, register_action, register_page, show, url
+from .unarchivable_page import seen_entries
 
 #: Only with view_payload.
 _PAYLOAD = ("body", "headers", "traceback", "result")
@@ -42,18 +45,18 @@ _LIVES = 20
 @register_page("archive/", "archive")
 def archive_view(request: HttpRequest) -> HttpResponse:
     """One page of the archive."""
-    form, found = ArchiveForm(request.GET), None
+    form, found = ArchiveForm(request.GET, permitted_topics(request.user)), None
     before, after = request.GET.get("before"), request.GET.get("after")
     if _is_permitted(request, form):
         try:
-            found = page_of(form.selection, before=before, after=after)
+            found = page_of(limited(request, form.selection), before=before, after=after)
         except InvalidMessage as error:
             form.add_error(None, str(error))
     context: dict[str, Any] = {
         "form": form,
         "found": found,
         "now": timezone.now(),
-        "unarchivable": UnarchivableEntry.objects.exists(),
+        "unarchivable": seen_entries(request).exists(),
     }
     if found:
         selection = form.selection
@@ -75,10 +78,17 @@ def archive_view(request: HttpRequest) -> HttpResponse:
 @register_page("archive/csv/", "archive_csv")
 def archive_csv_view(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """All rows that match the filters."""
-    form = ArchiveForm(request.GET)
+    form = ArchiveForm(request.GET, permitted_topics(request.user))
     if _is_permitted(request, form):
-        return csv_export.response(request, form.selection, may(request, "view_payload"))
+        selection = limited(request, form.selection)
+        return csv_export.response(request, selection, may(request, "view_payload"))
     return show(request, "archive.html", _("Archive"), form=form, found=None, status=400)
+
+
+def limited(request: HttpRequest, selection: Selection) -> Selection:
+    """The selection without the topics that the user may not see: one condition of the query."""
+    topics = permitted_topics(request.user)
+    return selection if topics is None else selection.narrowed(topics=tuple(sorted(topics)))
 
 
 def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
@@ -156,6 +166,11 @@ def archived_discard_view(request: HttpRequest, pk: int) -> HttpResponse:
 
 def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
     rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk)
+    topic = rows.values_list("topic", flat=True).first()
+    if topic is not None and is_visible(request.user, topic):
+        enter_topic(request, topic)
+    else:
+        rows = rows.none()
     row = (rows if may(request, "view_payload") else rows.defer(*_PAYLOAD)).first()
     if row is None:
         raise Http404(
@@ -165,7 +180,8 @@ def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
 
 
 def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None) -> HttpResponse:
-    lives = ArchivedMessage.objects.filter(message_id=row.message_id).exclude(pk=row.pk)
+    lives = limited(request, Selection()).rows()
+    lives = lives.filter(message_id=row.message_id).exclude(pk=row.pk)
     task = registry.by_name.get(row.task)
     try:
         runs = row.runs

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict, StreamingHttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
@@ -15,10 +16,11 @@ from django.utils.translation import gettext as _
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
 from ...core.present import word
-from ...models import BulkKind, BulkOperation, BulkStatus
+from ...models import BulkKind, BulkMessage, BulkOperation, BulkStatus
 from ...operators import bulk as service
-from ...operators.bulk_run import decoded
+from ...operators.bulk_run import PERMISSIONS, decoded
 from ...operators.operations import require
+from ...operators.topic_permission import permitted_topics
 from ...operators.waiting_orders import SAMPLE
 from ...operators.waiting_selection import WaitingSelection
 from ...stats import overview
@@ -36,7 +38,7 @@ CSV_COLUMNS = ("message_id", "topic", "task", "key", "due_at", "new_due_at", "sk
 @register_page("bulk/", "bulk_list")
 def bulk_list_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
-    rows, links = newest_first(request, BulkOperation.objects.all())
+    rows, links = newest_first(request, service.seen_by(request.user))
     return show(
         request,
         "bulk_list.html",
@@ -50,7 +52,7 @@ def bulk_list_view(request: HttpRequest) -> HttpResponse:
 @register_page("bulk/<int:pk>/", "bulk")
 def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
     """The progress of an operation."""
-    operation = _found(pk)
+    operation = _found(request, pk)
     again = ended_since = ""
     kind = BulkKind(operation.kind) if operation.kind in BulkKind.values else None
     if kind is not None and kind.is_of_waiting:
@@ -74,8 +76,7 @@ def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
 @register_page("bulk/<int:pk>/csv/", "bulk_csv")
 def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
     """The messages of an operation on waiting messages: all, or those that were skipped."""
-    operation = _found(pk)
-    rows = operation.messages.order_by("pk")
+    rows = _listed(request, _found(request, pk)).order_by("pk")
     if request.GET.get("only") == "skipped":
         rows = rows.exclude(skipped="")
     parts = csv_export.written(rows.iterator(chunk_size=csv_export.ROWS), CSV_COLUMNS)
@@ -91,7 +92,7 @@ def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpRespons
         if not selection.argument or may(request, "view_payload"):
             query = waiting_form.waiting_query(selection)
             again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
-    dealt_with = operation.messages.filter(pk__lte=operation.position).order_by("pk")
+    dealt_with = _listed(request, operation).filter(pk__lte=operation.position).order_by("pk")
     return _progress_page(
         request,
         operation,
@@ -117,9 +118,16 @@ def _progress_page(request: HttpRequest, operation: BulkOperation, **context: An
     )
 
 
-def _found(pk: int) -> BulkOperation:
+def _listed(request: HttpRequest, operation: BulkOperation) -> QuerySet[BulkMessage]:
+    """The messages of an operation that the user may see."""
+    topics = permitted_topics(request.user)
+    rows: QuerySet[BulkMessage] = operation.messages.all()
+    return rows if topics is None else rows.filter(topic__in=topics)
+
+
+def _found(request: HttpRequest, pk: int) -> BulkOperation:
     try:
-        return service.get(pk)
+        return service.get(pk, request.user)
     except InvalidMessage as error:
         raise Http404(str(error)) from None
 
@@ -131,7 +139,8 @@ def bulk_new_view(request: HttpRequest) -> HttpResponse:
         messages.warning(request, _("No message is selected. Tick messages in the list first."))
         return redirect(f"{url(request, 'archive')}?{QueryDict(request.GET['list']).urlencode()}")
     try:
-        return _form(request, BulkForm(*_asked(request, request.GET)))
+        kind, selection = _asked(request, request.GET)
+        return _form(request, BulkForm(kind, selection, topics=permitted_topics(request.user)))
     except NotPermitted:
         raise
     except InvalidMessage as error:
@@ -144,7 +153,7 @@ def bulk_start_view(request: HttpRequest) -> HttpResponse:
     filters = QueryDict(request.POST.get("query", ""), mutable=True)
     filters["kind"] = request.POST.get("kind", "")
     kind, selection = _asked(request, filters)
-    form = BulkForm(kind, selection, request.POST)
+    form = BulkForm(kind, selection, request.POST, topics=permitted_topics(request.user))
     if not form.is_valid():
         return _form(request, form)
     try:
@@ -175,8 +184,9 @@ def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
     """Kind and selection of an address or a form. Raises NotPermitted when this user may not do it,
     and InvalidMessage."""
     kind, selection = query.get("kind", ""), selection_from(query)
+    needed = [PERMISSIONS[BulkKind(kind)]] if kind in service.DEAD_LETTER_KINDS else []
+    require(request.user, "bulk_operate", *needed, topic=selection.topic)
     service.check_order(kind, selection)
-    require(request.user, "bulk_operate", service.PERMISSIONS[BulkKind(kind)])
     return kind, selection
 
 

@@ -11,10 +11,12 @@ from django.utils.translation import gettext as _
 from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, grouped
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
-from ...models import Final, UnarchivableEntry
+from ...models import Final
+from ...operators.topic_permission import permitted_topics
 from ...tasks import registry
 from ..forms.archive_form import query_of
 from ..site import may, register_page, show
+from .unarchivable_page import seen_entries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,12 @@ class LinkedCount:
 @register_page("dead-letters/", "dead_letters")
 def dead_letters_view(request: HttpRequest) -> HttpResponse:
     """Open dead letters by task and error, with how many died in the last hour, day and week."""
-    may_see = may(request, "view_payload")
+    may_see, topics = may(request, "view_payload"), permitted_topics(request.user)
     try:
-        found = grouped(request.GET.get("topic", ""), messages=may_see)
+        found = grouped(request.GET.get("topic", ""), messages=may_see, topics=topics)
     except InvalidName as error:
         messages.error(request, str(error))
-        found = grouped(messages=may_see)
+        found = grouped(messages=may_see, topics=topics)
     windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
     rows = []
     for group in found.groups:
@@ -55,7 +57,7 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         "dead_letters.html",
         _("Dead letters"),
         found=found,
-        unarchivable=UnarchivableEntry.objects.filter(state=Final.DEAD).exists(),
+        unarchivable=seen_entries(request).filter(state=Final.DEAD).exists(),
         totals=[
             LinkedCount(
                 count=found.total(window),
@@ -70,7 +72,9 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
             is_partial=found.is_older_partial,
             query=query_of(found.older_selection()),
         ),
-        topics=sorted(registry.known_topics() | {found.topic} - {""}),
+        topics=sorted(
+            (registry.known_topics() if topics is None else topics) | {found.topic} - {""}
+        ),
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )

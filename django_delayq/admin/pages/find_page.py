@@ -13,6 +13,7 @@ from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ...core.message import parse_id
 from ...operators import message_search
 from ...operators.message_search import SearchResult
+from ...operators.topic_permission import permitted_topics
 from ..forms.archive_form import search_parts
 from ..site import register_page, show, url
 
@@ -37,11 +38,11 @@ def find_view(request: HttpRequest) -> HttpResponse:
     hits, problem, away = list[SearchResult](), "", ""
     if query:
         try:
-            hits = _hits(query, topic, True)
+            hits = _hits(request, query, topic, redis=True)
         except InvalidMessage as error:
             problem = str(error)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            hits, away = _hits(query, topic, False), str(error)
+            hits, away = _hits(request, query, topic, redis=False), str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
     return show(
@@ -56,7 +57,17 @@ def find_view(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _hits(query: str, topic: str, redis: bool) -> list[SearchResult]:
+def _hits(request: HttpRequest, query: str, topic: str, *, redis: bool) -> list[SearchResult]:
+    """Those in topics that the user may see. Raises InvalidMessage."""
+    topics = permitted_topics(request.user)
+    if topics is None:
+        return _every_hit(query, topic, redis)
+    if topic and topic not in topics:
+        return []
+    return [hit for hit in _every_hit(query, topic, redis) if hit.topic in topics]
+
+
+def _every_hit(query: str, topic: str, redis: bool) -> list[SearchResult]:
     """By id when it looks like one, then by key: a key may look like an id. Raises
     InvalidMessage."""
     if query.startswith(_KEY):

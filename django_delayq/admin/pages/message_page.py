@@ -15,6 +15,7 @@ from ...core.exceptions import InvalidMessage, MessageNotFound
 from ...core.message import State
 from ...core.times import from_ms, in_words
 from ...operators import message_search, operations, recent_actions
+from ...operators.topic_permission import is_visible
 from ...stats.overview import obstacles
 from ...store import get_store
 from ...tasks import registry
@@ -191,7 +192,7 @@ def _ended(request: HttpRequest, topic: str, message_id: str, problem: str) -> H
         row = message_search.archived_row(message_id)
     except InvalidMessage as error:
         return show(request, "not_there.html", _("No such message"), status=404, words=str(error))
-    if row is not None:
+    if row is not None and is_visible(request.user, row.topic):
         return redirect(url(request, "archived", pk=row.pk))
     if request.GET.get("moment"):  # from a form: the archiver needs a second
         return show(request, "message_ended.html", _("Message %(id)s") % {"id": message_id})

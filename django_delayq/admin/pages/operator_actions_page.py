@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...models import OperatorAction
+from ...operators.topic_permission import permitted_topics
 from ..keyset import newest_first
 from ..site import register_page, show
 
@@ -27,6 +29,10 @@ def operator_actions_view(request: HttpRequest) -> HttpResponse:
     narrowed = OperatorAction.objects.select_related("bulk_operation").filter(
         **{name: value for name, value in chosen.items() if value}
     )
+    topics = permitted_topics(request.user)
+    if topics is not None:
+        own = Q(topic="", operator=request.user.get_username())
+        narrowed = narrowed.filter(own | Q(topic__in=topics))
     rows, links = newest_first(request, narrowed)
     return show(
         request,

@@ -18,6 +18,7 @@ from django.utils.translation import ngettext
 from ...core.chunks import chunked
 from ...core.present import amount, next_due, seconds
 from ...core.times import from_ms
+from ...operators.topic_permission import permitted_topics
 from ...stats import overview as stats
 from ...stats import overview_sql
 from ...stats.overview import Bucket, Overview
@@ -32,18 +33,24 @@ MINUTES_IN_A_ROW = 10
 @register_page("", "changelist")
 def changelist_view(request: HttpRequest) -> HttpResponse:
     """All topics."""
-    return show(request, "overview.html", _("Delay queue"), **context_of(stats.overview()))
+    return show(request, "overview.html", _("Delay queue"), **context_of(overview_for(request)))
 
 
 @register_page("live/", "live")
 def live_view(request: HttpRequest) -> HttpResponseBase:
     """The changing part of the page, with an ETag: nothing is sent when it has not changed."""
-    response = render(request, "django_delayq/_overview.html", context_of(stats.overview()))
+    response = render(request, "django_delayq/_overview.html", context_of(overview_for(request)))
     response["ETag"] = etag = quote_etag(
         hashlib.blake2b(response.content, digest_size=12).hexdigest()
     )
     response["Cache-Control"] = "no-store"
     return get_conditional_response(request, etag=etag, response=response) or response
+
+
+def overview_for(request: HttpRequest) -> Overview:
+    """Of the topics that the user may see."""
+    topics = permitted_topics(request.user)
+    return stats.overview() if topics is None else stats.overview_of(topics)
 
 
 def context_of(now: Overview) -> dict[str, Any]:

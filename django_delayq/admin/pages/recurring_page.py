@@ -10,17 +10,21 @@ from django.utils.translation import gettext as _
 
 from ...core.present import visible
 from ...operators import recurring
+from ...operators.topic_permission import permitted_topics
 from ..site import back, register_action, register_page, show
 
 
 @register_page("recurring/", "recurring")
 def recurring_view(request: HttpRequest) -> HttpResponse:
     """All of them, by name."""
+    topics = permitted_topics(request.user)
     return show(
         request,
         "recurring.html",
         _("Recurring tasks"),
-        rows=recurring.recurring_statuses(),
+        rows=[
+            row for row in recurring.recurring_statuses() if topics is None or row.topic in topics
+        ],
         now=timezone.now(),
     )
 

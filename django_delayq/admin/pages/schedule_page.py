@@ -23,6 +23,7 @@ from ...core.exceptions import (
 )
 from ...core.message import Priority, check_key, key_id, new_id, parse_id
 from ...operators import message_search, operations
+from ...operators.topic_permission import permitted_topics
 from ...store import get_store
 from ...tasks import registry
 from ...tasks.arguments import read_json
@@ -145,13 +146,19 @@ def schedule_view(request: HttpRequest) -> HttpResponse:
     """Choose a task, fill in its form, enqueue."""
     name = request.GET.get("task", "")
     task = registry.by_name.get(name)
-    if task is None:
+    topics = permitted_topics(request.user, "edit_message", "view_payload")
+    if task is None or (topics is not None and task.options.topic not in topics):
         if name:
             words = _("No task is named %(name)s. It may have been removed or renamed.") % {
                 "name": repr(name[:200])
             }
             return show(request, "not_there.html", _("No such task"), status=404, words=words)
-        return show(request, "schedule.html", _("Schedule"), names=sorted(registry.by_name))
+        names = [
+            name
+            for name, task in sorted(registry.by_name.items())
+            if topics is None or task.options.topic in topics
+        ]
+        return show(request, "schedule.html", _("Schedule"), names=names)
     if request.method != "POST":
         return _page(request, task, ScheduleForm(task), ArgumentsForm(name))
     form, arguments = ScheduleForm(task, request.POST), ArgumentsForm(name, None, request.POST)

@@ -8,6 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...operators.topic_permission import permitted_topics
 from ...stats.history import PERIODS, History, history
 from ...stats.hourly import HOUR
 from ...stats.overview import Bucket
@@ -28,7 +29,7 @@ def statistics_view(request: HttpRequest) -> HttpResponse:
     period = request.GET.get("period", "24h")
     topic = request.GET.get("topic", "")
     period = period if period in PERIODS else "24h"
-    found = history(period, topic)
+    found = history(period, topic, permitted_topics(request.user))
     hourly = found.step == HOUR
     unit = _("Hour (UTC)") if hourly else _("Day (UTC)")
     caption = _("%(what)s by hour (UTC)") if hourly else _("%(what)s by day (UTC)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -12,14 +13,15 @@ from ...archive import unarchivable
 from ...core.present import amount
 from ...models import UnarchivableEntry
 from ...operators import operations
+from ...operators.topic_permission import permitted_topics
 from ..keyset import newest_first
-from ..site import back, register_action, register_page, show
+from ..site import back, enter_topic, register_action, register_page, show
 
 
 @register_page("unarchivable/", "unarchivable")
 def unarchivable_view(request: HttpRequest) -> HttpResponse:
     """All of them, the newest first."""
-    rows, links = newest_first(request, UnarchivableEntry.objects.all())
+    rows, links = newest_first(request, seen_entries(request))
     return show(
         request,
         "unarchivable.html",
@@ -33,12 +35,13 @@ def unarchivable_view(request: HttpRequest) -> HttpResponse:
 @register_page("unarchivable/<int:pk>/", "unarchivable_entry")
 def unarchivable_entry_view(request: HttpRequest, pk: int) -> HttpResponse:
     """All facts about an entry."""
-    row = UnarchivableEntry.objects.filter(pk=pk).first()
+    row = seen_entries(request).filter(pk=pk).first()
     if row is None:
         raise Http404(
             _("There is no unarchivable entry %(pk)s. It was archived again, or it never existed.")
             % {"pk": pk}
         )
+    enter_topic(request, row.topic)
     return show(
         request,
         "unarchivable_entry.html",
@@ -66,6 +69,13 @@ def unarchivable_archive_all_view(request: HttpRequest) -> HttpResponse:
     return _report(
         request, operations.archive_again(request.user, reason=request.POST.get("reason", ""))
     )
+
+
+def seen_entries(request: HttpRequest) -> QuerySet[UnarchivableEntry]:
+    """Those of topics that the user may see."""
+    topics = permitted_topics(request.user)
+    rows: QuerySet[UnarchivableEntry] = UnarchivableEntry.objects.all()
+    return rows if topics is None else rows.filter(topic__in=topics)
 
 
 def _report(request: HttpRequest, done: unarchivable.ArchivedAgain) -> HttpResponse:

@@ -9,6 +9,7 @@ from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, NotPermitted
+from ...operators.topic_permission import permitted_topics
 from ...operators.waiting_orders import WaitingPreview, preview_waiting, start_waiting
 from ...tasks.redaction import call_in_one_line
 from ..forms.waiting_form import WaitingChangeForm, WaitingFilters, initial_from
@@ -19,22 +20,29 @@ from .bulk_page import is_anybody_there
 @register_page("waiting/", "waiting")
 def waiting_view(request: HttpRequest) -> HttpResponse:
     """The messages that fit the filters of the address."""
-    filters = WaitingFilters(request.GET)
+    filters = WaitingFilters(request.GET, permitted_topics(request.user))
     about, problem = _about(request, filters) if request.GET else (None, "")
     form = None
     if about is not None and may(request, "bulk_operate", "cancel_message"):
-        form = WaitingChangeForm(filters.selection, about, initial=initial_from(request.GET))
+        form = WaitingChangeForm(
+            filters.selection,
+            about,
+            initial=initial_from(request.GET),
+            targets=permitted_topics(request.user, "bulk_operate", "cancel_message"),
+        )
     return _page(request, filters, about, form, problem)
 
 
 @register_action("waiting/start/", "waiting_start", "bulk_operate", "cancel_message")
 def waiting_start_view(request: HttpRequest) -> HttpResponse:
     """Store the operation and go to its page. A form that is sent twice stores it once."""
-    filters = WaitingFilters(QueryDict(request.POST.get("query", "")))
+    query = QueryDict(request.POST.get("query", ""))
+    filters = WaitingFilters(query, permitted_topics(request.user))
     about, problem = _about(request, filters)
     if about is None:
         return _page(request, filters, None, None, problem)
-    form = WaitingChangeForm(filters.selection, about, request.POST)
+    targets = permitted_topics(request.user, "bulk_operate", "cancel_message")
+    form = WaitingChangeForm(filters.selection, about, request.POST, targets=targets)
     if form.is_valid():
         try:
             operation = start_waiting(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -9,14 +11,22 @@ from django.utils.translation import gettext as _
 
 from ...core.present import visible
 from ...operators import operations
+from ...operators.topic_permission import permitted_topics
 from ...stats import overview
 from ..site import back, register_action, register_page, show
+from .overview_page import overview_for
 
 
 @register_page("workers/", "workers")
 def workers_view(request: HttpRequest) -> HttpResponse:
     """All heartbeats, and the topics that nobody serves."""
-    found = overview.worker_statuses()
+    found, topics = overview.worker_statuses(), permitted_topics(request.user)
+    if topics is not None:
+        found = [
+            replace(worker, topics=[topic for topic in worker.topics if topic in topics])
+            for worker in found
+        ]
+        found = [worker for worker in found if worker.topics]
     served = {topic for worker in found if worker.serves for topic in worker.topics}
     return show(
         request,
@@ -27,7 +37,7 @@ def workers_view(request: HttpRequest) -> HttpResponse:
         # Not the overview's own answer: it may be older than the click that led here.
         unserved=[
             row.topic
-            for row in overview.overview().topics
+            for row in overview_for(request).topics
             if row.topic not in served and not row.paused
         ],
         now=timezone.now(),
