@@ -72,6 +72,9 @@ def test_a_body_of_another_kind_is_not_read(
         (b'{"topics": ["mail"], "wait": 21}', 422),
         (b'{"topics": ["ma il"]}', 422),
         (b'{"topics": ["mail"], "more": 1}', 422),
+        (b'{"topics": ["mail"], "count": 1e999}', 400),
+        (b'{"topics": ["mail"], "count": 1, "count": 2}', 400),
+        (b'{"topics": ["mail"], "count": 1, "\\u0063ount": 1}', 400),
         (b"[]", 422),
     ],
 )
