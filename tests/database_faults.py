@@ -130,15 +130,17 @@ def before(word: str, interruption: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def failing_commits(
-    times: int, error: Callable[[], Exception] = OperationalError
+    times: int, error: Callable[[], Exception] = OperationalError, *, after: int = 0
 ) -> Iterator[list[int]]:
-    """The next commits of this thread fail, after all statements have succeeded. Gives the number
-    that has failed."""
+    """The next commits of this thread fail, after all statements have succeeded; `after` so many
+    that succeed. Gives the number that has failed."""
     failed: list[int] = []
+    left = [after]
     commit = connection._commit
 
     def fail() -> None:
-        if len(failed) < times:
+        left[0] -= 1
+        if left[0] < 0 and len(failed) < times:
             failed.append(1)
             raise error()
         commit()

@@ -12,13 +12,15 @@ import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
+from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
+from django.utils.timezone import get_default_timezone
 
 from ..core.conf import get_settings
 from ..core.exceptions import UndecodableMessage
@@ -55,7 +57,7 @@ _REDACTION_FAILED = '{"args":[],"kwargs":{},"redaction":"failed"}'
 _NEVER_CLAIMED = Attempts(0, 0, 0, 0, b"")
 _NOTHING = msgspec.Raw(b"")
 #: The last instant that a datetime can hold, in ms. A later one is damage.
-_LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
+LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
 
 
 class FinishDetail(msgspec.Struct, omit_defaults=True):
@@ -74,6 +76,8 @@ class FinishDetail(msgspec.Struct, omit_defaults=True):
     """JSON, of a task that keeps its result."""
     progress: msgspec.Raw = _NOTHING
     """JSON, of a task that reported one."""
+    archived: bool = False
+    """The row was committed by the run itself, as that of an exactly_once task."""
 
 
 _decode_detail = msgspec.json.Decoder(FinishDetail).decode
@@ -81,29 +85,53 @@ _encode = msgspec.json.encode
 _redactor: Callable[[str], Callable[..., tuple[Any, Any]]] = lru_cache(maxsize=4)(import_string)
 
 
-def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> list[RowValues]:
-    """The rows of those entries that their topic's setting archives. Raises what row_of() does."""
-    archive_of = get_settings().archive_of
+class Forms(NamedTuple):
+    """How the values of a row are written."""
+
+    message_id: Callable[[bytes], Any]
+    instant: Callable[[float], Any]
+    """Of milliseconds since 1970. Raises ValueError or OverflowError for what no calendar has."""
+
+
+#: As the fields of the model hold them.
+OBJECTS = Forms(lambda message_id: UUID(bytes=message_id), stored_ms)
+
+
+def forms_of(connection: BaseDatabaseWrapper) -> Forms:
+    """As the parameters of a statement hold them."""
+    if connection.vendor == "postgresql":
+        return Forms(bytes.hex, stored_ms)
+    # Django's text of an instant, in a sixth of its time: a row has four.
+    zone = connection.timezone if settings.USE_TZ else get_default_timezone()
+
+    def instant(ms: float) -> str:
+        return str(datetime.fromtimestamp(round(ms * 1000) / 1e6, zone).replace(tzinfo=None))
+
+    return Forms(bytes.hex, instant)
+
+
+def is_kept(entry: Entry) -> bool:
+    """Whether the topic's setting archives the entry, and its run has not done so."""
     # The setting is all, dead or none, and dead is also a state.
-    return [
-        row_of(entry, connection)
-        for entry in entries
-        if archive_of(entry.partition.topic) in ("all", entry.state)
-    ]
+    if get_settings().archive_of(entry.partition.topic) not in ("all", entry.state):
+        return False
+    # Few entries have the words. Those may be the task's own, in its result.
+    return b'"archived":true' not in entry.detail or not detail_of(entry.detail).archived
 
 
-def row_of(
-    entry: Entry, connection: BaseDatabaseWrapper | None, content: Content | None = None
-) -> RowValues:
-    """The values of COLUMNS, as the database takes them; without one, instants are datetimes. A
-    record that cannot be read becomes a row that says so.
+def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> list[RowValues]:
+    """The rows of those entries that are kept. Raises what row_of() does."""
+    forms = forms_of(connection)
+    return [row_of(entry, forms) for entry in entries if is_kept(entry)]
+
+
+def row_of(entry: Entry, forms: Forms, content: Content | None = None) -> RowValues:
+    """The values of COLUMNS. A record that cannot be read becomes a row that says so.
 
     `content`: see content_of(). Raises StoreError when Redis has to be asked for the name of a task
     that is unknown here, and ValueError or OverflowError for times that no calendar has.
     """
-    adapt: Callable[[datetime], Any] = (
-        connection.ops.adapt_datetimefield_value if connection else lambda when: when
-    )
+    instant = forms.instant
     attempts = (
         Attempts.decode(entry.attempts) if len(entry.attempts) >= ATTEMPTS.size else _NEVER_CLAIMED
     )
@@ -115,8 +143,8 @@ def row_of(
     # came a moment before.
     first_ms = (None if attempts.history else started_ms) or attempts.first_claimed_at_ms
     return (
-        entry.id.hex(),
-        adapt(stored_ms(record.enqueued_at_us / 1000)),
+        forms.message_id(entry.id),
+        instant(record.enqueued_at_us / 1000),
         entry.partition.topic,
         entry.partition.number,
         kept_task_name(entry.partition, record.task_code)[:200],
@@ -131,9 +159,9 @@ def row_of(
         attempts.attempt,
         attempts.crashes,
         attempts.history.decode("utf-8", "replace"),
-        adapt(stored_ms(due_ms)),
-        adapt(stored_ms(first_ms)) if first_ms else None,
-        adapt(stored_ms(entry.at_ms)),
+        instant(due_ms),
+        instant(first_ms) if first_ms else None,
+        instant(entry.at_ms),
         None if started_ms is None else round(started_ms - due_ms, 3),
         detail.run_ms,
         _without_nul(detail.worker)[:200],
@@ -160,7 +188,7 @@ def content_of(entry: Entry, content: Content | None = None) -> tuple[Record, Bo
     except UndecodableMessage:
         # Only these parts of the record are certain.
         enqueued_at_us = stamp_us_of(entry.record) or 0
-        if not 0 < enqueued_at_us // 1000 < _LAST_MS:
+        if not 0 < enqueued_at_us // 1000 < LAST_MS:
             enqueued_at_us = entry.at_ms * 1000
         code = task_code_of(entry.record).ljust(4, b"\0")
         record = Record(enqueued_at_us, 0, 1, 0, code, b"")
@@ -211,7 +239,8 @@ def archive_once(entry: Entry) -> None:
     already there."""
     connection = connections[get_settings().database]
     with connection.cursor() as cursor:
-        cursor.execute(_statement(connection.alias, strict=True), row_of(entry, connection))
+        row = row_of(entry, forms_of(connection))
+        cursor.execute(_statement(connection.alias, strict=True), row)
 
 
 def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:

@@ -14,7 +14,7 @@ from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage
 from ..store import get_store
 from ..store.entries import Entry
-from .archive_rows import COLUMNS, detail_of, reported_in, row_of
+from .archive_rows import COLUMNS, OBJECTS, detail_of, reported_in, row_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,5 @@ def find_end(topic: str, message_id: bytes, stamp_us: int | None = None) -> End 
 
 def end_in(entry: Entry) -> End:
     """The end that a script wrote down."""
-    values = dict(zip(COLUMNS, row_of(entry, None), strict=True))
-    values["message_id"] = UUID(hex=values["message_id"])
-    return End(row=ArchivedMessage(**values), entry=entry)
+    values = zip(COLUMNS, row_of(entry, OBJECTS), strict=True)
+    return End(row=ArchivedMessage(**dict(values)), entry=entry)

@@ -203,7 +203,8 @@ def _archive_one(pk: int, done: ArchivedAgain) -> Exception | None:
                 transaction.set_rollback(True, using=rows.db)
                 return None
             entry, content = kept(row)
-            archive_rows.insert([archive_rows.row_of(entry, connection, content)], connection)
+            forms = archive_rows.forms_of(connection)
+            archive_rows.insert([archive_rows.row_of(entry, forms, content)], connection)
             # The message's outbox row is still there if it was locked when the entry was put
             # aside.
             closing.close([entry])

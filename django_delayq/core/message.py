@@ -50,6 +50,7 @@ STAMP = struct.Struct(">Q6s")
 HEADER = struct.Struct(">BI4s")
 ATTEMPTS = struct.Struct(">HH6s6s16s6s")
 HEADER_END = STAMP.size + HEADER.size
+_WHOLE_HEADER = struct.Struct(STAMP.format + HEADER.format[1:])
 
 PRIORITY_BITS = 0b0011
 COMPRESSED = 0b0100
@@ -192,12 +193,14 @@ class Attempts(msgspec.Struct, frozen=True):
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
         attempt, crashes, due, first, token, put_off = ATTEMPTS.unpack_from(raw)
-        due_at_ms, first_claimed_at_ms, put_off_since_ms = (
-            int.from_bytes(at, "big") for at in (due, first, put_off)
-        )
-        history = raw[ATTEMPTS.size :]
         return cls(
-            attempt, crashes, due_at_ms, first_claimed_at_ms, token, history, put_off_since_ms
+            attempt,
+            crashes,
+            int.from_bytes(due, "big"),
+            int.from_bytes(first, "big"),
+            token,
+            raw[ATTEMPTS.size :],
+            int.from_bytes(put_off, "big"),
         )
 
 
@@ -250,23 +253,17 @@ class Record(msgspec.Struct, frozen=True):
             raise UndecodableMessage(
                 f"The record has {len(raw)} bytes, its header alone has {HEADER_END}."
             )
-        enqueued_at_us, expires_at = STAMP.unpack_from(raw)
-        flags, ttr_ms, code = HEADER.unpack_from(raw, STAMP.size)
-        version = cls.version_of(raw)
+        enqueued_at_us, expires_at, flags, ttr_ms, code = _WHOLE_HEADER.unpack_from(raw)
+        version = (flags & VERSION_BITS) >> 4
         if version != VERSION:
             raise (NewerRecord if version > VERSION else UndecodableMessage)(
                 f"The record has version {version}, django-delayq here reads version {VERSION}."
             )
-        body_at = HEADER_END + LIMIT_SIZE * bool(flags & LIMITED)
-        return cls(
-            enqueued_at_us,
-            int.from_bytes(expires_at, "big"),
-            flags,
-            ttr_ms,
-            code,
-            raw[body_at:],
-            raw[HEADER_END:body_at],
-        )
+        expires_at_ms = int.from_bytes(expires_at, "big")
+        if not flags & LIMITED:
+            return cls(enqueued_at_us, expires_at_ms, flags, ttr_ms, code, raw[HEADER_END:])
+        limit, body = raw[HEADER_END : HEADER_END + LIMIT_SIZE], raw[HEADER_END + LIMIT_SIZE :]
+        return cls(enqueued_at_us, expires_at_ms, flags, ttr_ms, code, body, limit)
 
 
 # Parts of a record, damaged or not. `sent` is a record without its stamp, as an enqueue sends it.

@@ -52,12 +52,14 @@ def checked_progress(done: Any, total: Any, note: Any, attempt: int) -> TaskProg
 class TaskReport:
     """Belongs to one lease."""
 
-    __slots__ = ("may_run_until", "progress", "result", "sent_at")
+    __slots__ = ("archived", "may_run_until", "progress", "result", "sent_at")
 
     def __init__(self) -> None:
         self.result: bytes | None = None
         """JSON; None for a task that keeps none, and before its end."""
         self.progress: TaskProgress | None = None
+        self.archived = False
+        """Whether the run was committed together with its row of the archive."""
         self.sent_at = 0.0
         """Local monotonic time at which a progress was sent last."""
         self.may_run_until = 0.0
@@ -73,10 +75,12 @@ class TaskReport:
         self.may_run_until = max(self.may_run_until, time.monotonic() + seconds)
 
     def fields(self) -> bytes:
-        """For the JSON of the finished entry: `,"result":...,"progress":...`."""
+        """For the JSON of the finished entry: `,"result":...,"progress":...,"archived":true`."""
         parts = b"" if self.result is None else b',"result":' + self.result
         if self.progress is not None:
             parts += b',"progress":' + msgspec.json.encode(self.progress)
+        if self.archived:
+            parts += b',"archived":true'
         return parts
 
 

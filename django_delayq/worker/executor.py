@@ -239,6 +239,8 @@ class Executor:
             return int(self._clock.at_ms(ended_at)), outcome.detail(self._shared.name, self._clock)
 
         perform_once(lease, run, detail)
+        report = lease.report = lease.report or TaskReport()
+        report.archived = True
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own

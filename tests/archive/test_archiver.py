@@ -50,13 +50,46 @@ def test_a_batch_is_one_row_each(hands: Hands) -> None:
     assert hands.archiver.figures == {"archived": 30, "waiting": 0, "lagging": False}
 
 
-def test_more_than_a_batch_takes_several_rounds(hands: Hands) -> None:
+def test_a_backlog_is_archived_in_one_round(hands: Hands) -> None:
     finish(hands, 500)
     finish(hands, 20)
-    assert hands.archiver.run_once() == 0.0
-    assert (len(rows()), hands.archiver.waiting) == (500, 20)
     hands.archiver.run_once()
-    assert (len(rows()), hands.left()) == (520, {DEFAULT: 0})
+    assert (len(rows()), hands.archiver.waiting, hands.left()) == (520, 0, {DEFAULT: 0})
+
+
+def test_of_a_long_backlog_a_round_takes_so_many_batches(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    monkeypatch.setattr(module, "ROUND", 3)
+    finish(hands, 50)
+    assert hands.archiver.run_once() == 0.0
+    assert (len(rows()), hands.archiver.waiting) == (30, 20)
+    hands.archiver.run_once()
+    assert (len(rows()), hands.left()) == (50, {DEFAULT: 0})
+
+
+def test_while_tasks_run_a_round_takes_one_batch(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    finish(hands, 50)
+    busy = Archiver(hands.store, "busy", tasks_run=lambda: True)
+    assert busy.run_once() > 0.0
+    assert len(rows()) == 10
+
+
+def test_a_database_that_goes_away_in_a_backlog_loses_nothing(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
+    finish(hands, 50)
+    with failing_commits(1, after=2), pytest.raises(ArchiveUnavailable):
+        hands.archiver.run_once()
+    assert (len(rows()), hands.left()) == (20, {DEFAULT: 30})
+    hands.archive()
+    assert (len(rows()), hands.left()) == (50, {DEFAULT: 0})
 
 
 def test_a_crash_between_commit_and_removal_makes_no_second_row(hands: Hands) -> None:

@@ -24,6 +24,9 @@ MEANINGS = {
     "async_io": "`async def` tasks that wait for 10 ms, `--async-concurrency 1000`, against 1,000 asyncio workers that "
     "create a task for each of the same coroutines",
     "archive": "the burst with finished messages kept for the archiver, and without",
+    "archive_rate": "The archiver from the finished stream to the commit and the removal, and the same rows by COPY "
+    "(PostgreSQL) or by INSERT of 1,000 rows into the same empty table with the same indexes, by turns in one process; per "
+    "database.",
     "archiving": "100,000 acked messages moved into the archive by `run_delayq --archiver` with nothing else to do; "
     "then the burst without an archiver and with one in the worker's process, on the same two "
     "cores",
