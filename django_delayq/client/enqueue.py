@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 
@@ -13,7 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, OutcomeUnknown, StoreUnavailable
-from ..core.message import is_same_content, without_stamp
+from ..core.message import is_same_content, window_mark, without_stamp
 from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
@@ -209,26 +208,29 @@ def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
 
     Redis decides at the enqueue about a plain message; a call in a transaction only looks whether
     it has to raise. Of a durable message this is the decision: what SQL has accepted is sent.
-    While Redis is away nobody is refused.
+    While Redis is away nobody is refused. The message that began the window is no duplicate of
+    itself: its enqueue is repeated.
     """
-    asked = [item.address for item in items if _has_window(item)]
+    asked = [item for item in items if _has_window(item)]
     if not asked:
         return items, []
     if postponed.pending:
-        postponed.catch_up(asked)
-    store, recent = get_store(), set[Address]()
-    if not store.breaker.open:
-        with suppress(StoreUnavailable, OutcomeUnknown):
-            recent = store.recent(asked)
+        postponed.catch_up(item.address for item in asked)
+    recent = _recent(asked)
     refused: list[Receipt] = []
     accepted: list[Item] = []
     for item in items:
         if item.address not in recent or not _has_window(item):
             accepted.append(item)
-            continue
-        item.receipt.outcome = "kept"
-        if base_mode(item.message.mode) == "raise":
-            refused.append(item.receipt)
+        elif item.template.may_exist and (item.address[0], _mark(item)) in recent:
+            if item.template.durable:
+                item.receipt.outcome = "stored"
+            else:
+                accepted.append(item)
+        else:
+            item.receipt.outcome = "kept"
+            if base_mode(item.message.mode) == "raise":
+                refused.append(item.receipt)
     return accepted, refused
 
 
@@ -237,6 +239,23 @@ def _has_window(item: Item) -> bool:
         return False
     is_asked = item.template.durable or base_mode(item.message.mode) == "raise"
     return is_asked and not on_commit.cancels(*item.address)  # a cancel frees the key
+
+
+def _mark(item: Item) -> bytes:
+    return window_mark(item.message.id, item.message.record)
+
+
+def _recent(items: Sequence[Item]) -> set[tuple[str, bytes]]:
+    """Topic and id of each whose window goes on, and topic and mark of each that has begun it."""
+    store = get_store()
+    if store.breaker.open:
+        return set()
+    try:
+        return store.recent(
+            (*item.address, member) for item in items for member in (item.message.id, _mark(item))
+        )
+    except (StoreUnavailable, OutcomeUnknown):
+        return set()
 
 
 def _is_checked(item: Item) -> bool:

@@ -324,6 +324,12 @@ def lane_sent(sent: bytes) -> int:
     return lane if lane < 3 else 1
 
 
+def window_mark(message_id: bytes, sent: bytes) -> bytes:
+    """Names a message in all its enqueues: the id and what its record says. As mark_of() in
+    shared/windows.lua."""
+    return message_id + hashlib.sha1(sent[1:], usedforsecurity=False).hexdigest()[:16].encode()
+
+
 def is_same_content(sent: bytes, other: bytes) -> bool:
     """Whether two records are equal but for their flags: one of these only says that SQL has the
     message. As standing() in shared/accepting.lua."""

@@ -30,6 +30,8 @@ from ..tasks.task import Task
 from .operations import User, check_reason, clean, require
 from .topic_permission import check_permitted, permitted_topics
 
+#: Seconds in which a second click on the button means the same.
+DOUBLE_CLICK = 5.0
 #: Next ticks that are shown.
 NEXT = 3
 #: A task whose ticks are not even written up to so long ago has nobody who writes them.
@@ -124,7 +126,8 @@ def resume_recurring(user: User, name: str, *, reason: str = "") -> None:
 
 def run_recurring_now(user: User, name: str, *, reason: str = "") -> Handle:
     """Run a recurring task once, now; its ticks stay as they are. Raises InvalidMessage for a task
-    that code does not declare as recurring here."""
+    that code does not declare as recurring here, and when it was run by hand a moment ago or such a
+    run goes on: a double click makes one message."""
     require(user, "cancel_message")
     _check_task(user, name, "cancel_message")
     task, _ = registry.recurring_tasks().get(name, (None, None))
@@ -139,8 +142,16 @@ def run_recurring_now(user: User, name: str, *, reason: str = "") -> Handle:
         selection=f"recurring task {name}",
     ) as action:
         delayed = DelayedTask[..., Any](task.definition, task.options)
-        once = delayed.using(durable=True, delay=0, headers={TICK: tick.isoformat()})
+        once = delayed.using(
+            key=f"run now:{name}", on_duplicate="keep", window=DOUBLE_CLICK,
+            durable=True, delay=0, headers={TICK: tick.isoformat()},
+        )  # fmt: skip
         handle = once.enqueue()
+        if handle.outcome == "kept":
+            raise InvalidMessage(
+                f"{name} was run by hand a moment ago, or such a run goes on: see message "
+                f"{handle.id}."
+            )
         OperatorAction.objects.filter(pk=action.pk).update(count=1, message_id=handle.id)
     return handle
 

@@ -16,7 +16,7 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:{topic:p}:limits | zset | what runs under a limit and what waits for it, by bytes |
 | PREFIX:{topic:p}:buckets | zset | limit -> when the next message may start under its rate |
 | PREFIX:{topic:p}:timers | zset | limit that something waits for -> when to look at it |
-| PREFIX:{topic:p}:windows | zset | id -> until when (ms) its key takes no other message |
+| PREFIX:{topic:p}:windows | zset | id, and mark -> until when (ms) its key takes no other message |
 | PREFIX:{topic:p}:bulk:JOB | hash | fence of a bulk load: split -> highest id it has passed |
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |

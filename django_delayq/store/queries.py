@@ -85,10 +85,10 @@ class Queries:
     def windows(
         self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
     ) -> Sequence[Sequence[float]]:
-        """When the window of each of these ids ends, in ms, 0 without one; one round trip."""
+        """When the window of each of these members ends, in ms, 0 without one; one round trip."""
         reads = [
-            Read("ZMSCORE", None, (keys.windows_key(self._client.prefix, partition), *ids))
-            for partition, ids in asked
+            Read("ZMSCORE", None, (keys.windows_key(self._client.prefix, partition), *members))
+            for partition, members in asked
         ]
         answers = self._client.read_all(reads) if reads else []
         return [[float(end_ms or 0) for end_ms in answer] for answer in answers]

@@ -181,11 +181,12 @@ class RedisStore:
             if found is not None
         ]
 
-    def recent(self, places: Iterable[tuple[str, bytes]]) -> set[tuple[str, bytes]]:
-        """Those of these topics and ids whose windows go on; one round trip (read_all)."""
-        batches = self._batches((topic, i, (topic, i)) for topic, i in dict.fromkeys(places))
+    def recent(self, places: Iterable[tuple[str, bytes, bytes]]) -> set[tuple[str, bytes]]:
+        """Those of these topics, ids and members of their windows (the id, or a window_mark()) that
+        go on, each as topic and member; one round trip (read_all)."""
+        batches = self._batches((topic, i, (topic, m)) for topic, i, m in dict.fromkeys(places))
         now_ms = self.now_us() // 1000
-        ends = self.queries.windows((part, [i for _, i in batch]) for part, batch in batches)
+        ends = self.queries.windows((part, [m for _, m in batch]) for part, batch in batches)
         return {
             place
             for (_, batch), found in zip(batches, ends, strict=True)

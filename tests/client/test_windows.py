@@ -11,7 +11,7 @@ import pytest
 from django.db import transaction
 
 from django_delayq import delayed_task
-from django_delayq.core.exceptions import DuplicateMessage, InvalidMessage
+from django_delayq.core.exceptions import DuplicateMessage, EnqueueUnknown, InvalidMessage
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.outbox.relay import Relay
@@ -20,6 +20,7 @@ from django_delayq.store.for_tests import travel
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record
 from tests.faults import unreachable
+from tests.proxy import Proxy
 from tests.sending import LONG_AGO, ack, claim, sent, with_transactions
 from tests.servers import wait_until
 
@@ -133,6 +134,46 @@ def test_the_handle_says_how_the_earlier_message_has_ended(delayq: RedisStore) -
     handle = once.enqueue("b")
     assert handle.get() is None
     assert handle.wait(timeout=1) is None
+
+
+# An enqueue that is repeated
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_what_is_enqueued_again_after_a_lost_answer_is_no_duplicate_of_itself(
+    settings: Any, raising: None, delayq: RedisStore, has_run: bool, in_transaction: bool
+) -> None:
+    with Proxy(settings.DELAYQ["REDIS"]) as proxy:
+        direct = settings.DELAYQ
+        settings.DELAYQ = {**direct, "REDIS": proxy.url}
+        ran(strict.using(key="warm"))  # Redis knows the script, and we the topic
+        proxy.mode = "drop_reply"
+        with pytest.raises(EnqueueUnknown) as caught:
+            strict.enqueue("a")
+        settings.DELAYQ = direct
+    if has_run:
+        ack(claim()[0])
+    (identity,) = caught.value.ids
+    with transaction.atomic() if in_transaction else nullcontext():
+        again = strict.using(id=identity).enqueue("a")
+    assert (again.id, again.outcome) == (identity, "stored")
+    assert sent() == ([] if has_run else ["a"])
+    with pytest.raises(DuplicateMessage):
+        strict.using(id=identity).enqueue("b")  # is another message
+    with pytest.raises(DuplicateMessage):
+        strict.enqueue("a")  # nobody says that it is the same
+
+
+def test_a_durable_message_that_is_enqueued_again_runs_once(delayq: RedisStore) -> None:
+    task = strict.using(durable=True)
+    first = ran(task)
+    OutboxMessage.objects.all().delete()
+    again = task.using(id=first.id).enqueue("a")
+    assert (again.id, again.outcome) == (first.id, "stored")
+    assert (sent(), OutboxMessage.objects.count()) == ([], 0)
+    with pytest.raises(DuplicateMessage):
+        task.using(id=first.id).enqueue("b")
 
 
 # What the outbox has accepted is never dropped

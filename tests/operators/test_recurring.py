@@ -15,6 +15,8 @@ from django_delayq.models import OperatorAction, OutboxMessage, RecurringTask
 from django_delayq.operators import recurring
 from django_delayq.operators.recurring import RecurringStatus
 from django_delayq.outbox.ticker import Ticker, key_of
+from django_delayq.store.for_tests import travel
+from django_delayq.store.store import RedisStore
 from tests.admin.world import Root
 from tests.hands import Hands, rows
 
@@ -159,6 +161,23 @@ def test_run_now_is_a_message_beside_the_ticks(
     assert message.id == handle.id
     assert abs(message.tick - message.due_at) < timedelta(seconds=1)
     assert RecurringTask.objects.get().upto_ms == before
+
+
+def test_a_double_click_makes_one_message(
+    declare: Callable[..., Any], hands: Hands, delayq: RedisStore
+) -> None:
+    declare(every=3600)
+    for _ in range(2):
+        handle = recurring.run_recurring_now(ROOT, NAME)
+        with pytest.raises(InvalidMessage, match=f"a moment ago.*{handle.id}"):
+            recurring.run_recurring_now(ROOT, NAME)  # it waits
+        hands.work()
+        hands.archive()
+        with pytest.raises(InvalidMessage, match="a moment ago"):
+            recurring.run_recurring_now(ROOT, NAME)  # it has run
+        travel(delayq.client, 6_000)
+    assert [message.id for message in seen] == [handle.id] * 2
+    assert OperatorAction.objects.count() == 2
 
 
 def test_actions_are_recorded(declare: Callable[..., Any], hands: Hands) -> None:

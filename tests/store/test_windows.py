@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from django_delayq.core.message import Priority
+from django_delayq.core.message import Priority, window_mark
 from django_delayq.store import keys
 from django_delayq.store.store import RedisStore
 from tests.servers import Server
@@ -37,14 +37,19 @@ def key_of(store: RedisStore) -> str:
     return keys.windows_key(store.client.prefix, PARTITION)
 
 
-def windows(store: RedisStore) -> dict[bytes, float]:
+def members(store: RedisStore) -> dict[bytes, float]:
     return dict(store.client.redis.zrange(key_of(store), 0, -1, withscores=True))
+
+
+def windows(store: RedisStore) -> dict[bytes, float]:
+    """Those of ids, without those of marks."""
+    return {member: end for member, end in members(store).items() if len(member) == 16}
 
 
 def pass_by(store: RedisStore, milliseconds: int) -> None:
     """As if the windows had begun so much earlier. A cluster's clock cannot be moved."""
-    for message_id in windows(store):
-        store.client.redis.zincrby(key_of(store), -milliseconds, message_id)
+    for member in members(store):
+        store.client.redis.zincrby(key_of(store), -milliseconds, member)
 
 
 @refusing
@@ -128,7 +133,23 @@ def test_a_cancelled_message_frees_its_key(store: RedisStore, how: str) -> None:
 def test_a_cancel_that_finds_nothing_does_not_free_it(store: RedisStore) -> None:
     message_id = ended(store)
     assert store.cancel_in(PARTITION, [message_id]) == ["NOT_FOUND"]
-    assert send(store, outgoing(message_id, mode=f"keep/{WINDOW}")) == {0: "DUPLICATE"}
+    other = outgoing(message_id, mode=f"keep/{WINDOW}", body=b"[2]")
+    assert send(store, other) == {0: "DUPLICATE"}
+
+
+@refusing
+def test_the_message_that_began_the_window_is_the_same_after_its_end(
+    store: RedisStore, mode: str
+) -> None:
+    message = outgoing(mode=mode, when="0")
+    assert send(store, message) == {}
+    for lease in store.claim(PARTITION, 1).leases:
+        store.ack(PARTITION, [(lease, DETAIL)])
+    assert live(store) == set()
+    assert set(members(store)) == {message.id, window_mark(message.id, message.record)}
+    assert send(store, message) == {0: "SAME"}
+    pass_by(store, WINDOW)
+    assert send(store, message) == {}
 
 
 def test_what_sql_has_accepted_is_never_dropped(store: RedisStore) -> None:

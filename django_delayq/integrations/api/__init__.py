@@ -7,6 +7,6 @@ Needs the extra `api` (django-ninja). May import what integrations may. Start wi
 from __future__ import annotations
 
 __all__ = [
-    "urls", "operations_api", "router", "problems", "bearer", "idempotency", "documents",
-    "sending", "lease_tokens", "consuming", "arrivals", "reading", "controlling",
+    "urls", "operations_api", "router", "problems", "strict_json", "bearer", "idempotency",
+    "documents", "sending", "lease_tokens", "consuming", "arrivals", "reading", "controlling",
 ]  # fmt: skip

@@ -71,7 +71,8 @@ class Caller:
         whole = self.namespace + name
         if right not in self.rights or not is_matched(self.patterns, name):
             raise Problem(403, "forbidden", f"This token may not {right} in this topic.")
-        if not NAME.match(whole):
+        # Programs and proxies take "." and ".." in an address for directories.
+        if not NAME.match(whole) or not name.strip("."):
             raise Problem(422, "invalid", "This is no name of a topic, or it is too long.")
         return whole
 

@@ -190,37 +190,32 @@ class DiscardOrder(DeadLetterIds):
 # Answers
 
 
-class ShownMessage(Schema):
-    """A message that waits or is held."""
+class MessageFields(Schema):
+    """What a message that waits and one that is held have in common."""
 
     id: str
     topic: str
     task: str
-    state: str
     args: list[Any]
     kwargs: dict[str, Any]
     key: str | None = None
     headers: dict[str, str]
-    priority: str
     attempt: int
     enqueued_at: datetime
     due_at: datetime
+
+
+class ShownMessage(MessageFields):
+    """A message that waits or is held."""
+
+    state: str
+    priority: str
     expires_at: datetime | None = None
 
 
-class LeasedMessage(Schema):
+class LeasedMessage(MessageFields):
     """A message that the caller holds until `lease_until`, unless it extends the lease."""
 
-    id: str
-    topic: str
-    task: str
-    args: list[Any]
-    kwargs: dict[str, Any]
-    key: str | None = None
-    headers: dict[str, str]
-    attempt: int
-    enqueued_at: datetime
-    due_at: datetime
     lease: str
     lease_until: datetime
     ttr: float

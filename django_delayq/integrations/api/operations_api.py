@@ -23,6 +23,7 @@ from .bearer import Bearer, Caller
 from .documents import ProblemDocument
 from .problems import Problem
 from .router import router
+from .strict_json import read_strict
 
 logger = logging.getLogger("delayq.api")
 
@@ -33,13 +34,11 @@ View = Callable[..., HttpResponse]
 
 
 class _JsonParser(Parser):
-    """Strict JSON: no NaN, no half characters, no depth that breaks the interpreter."""
+    """Strict JSON: no NaN, no half characters, no depth that breaks the interpreter, no name that
+    stands twice."""
 
     def parse_body(self, request: HttpRequest) -> Any:
-        try:
-            return msgspec.json.decode(request.body)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise Problem(400, "malformed", "The body is not JSON.") from None
+        return read_strict(request.body, msgspec.json.decode)
 
 
 _UNUSED = HttpResponse()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -40,6 +41,7 @@ from .documents import (
 from .idempotency import once
 from .problems import Problem, answer
 from .router import router
+from .strict_json import read_strict
 
 NDJSON = "application/x-ndjson"
 #: Redis decides at once, and no transaction of the caller's is open.
@@ -59,6 +61,7 @@ _IDEMPOTENCY_KEY = {
 REPEATABLE = {"parameters": [_IDEMPOTENCY_KEY]}
 
 _decode = msgspec.json.Decoder(NewMessage).decode
+_given = attrgetter(*_OPTIONS)
 
 
 def _documented(body: dict[str, Any], answer_type: type[msgspec.Struct], status: int) -> Any:
@@ -184,17 +187,15 @@ def _known_topic(topic: str) -> str:
 
 def _read(raw: bytes) -> NewMessage:
     try:
-        return _decode(raw)
+        return read_strict(raw, _decode)
     except msgspec.ValidationError as error:
         raise Problem(422, "invalid", f"{error}") from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise Problem(400, "malformed", "The body is not JSON.") from None
 
 
 def _call(topic: str, message: NewMessage) -> Call:
     """What the client of this package would be called with. Raises InvalidMessage."""
     task = task_to_send(topic, message.task)
-    given = tuple(getattr(message, name) for name in _OPTIONS)
+    given = _given(message)
     if message.headers is None and message.id is None:
         task = _with_options(task, given)
     else:

@@ -6,9 +6,9 @@
 --   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with
 --   ':ms' replaces to no due time later than so long after the first enqueue; one with '/ms' has a window. when: also
 --   '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time, or an instant. record: no stamp.
--- Returns: now in us, then index, word of what is not simply new: SAME (the very record is there), DUPLICATE (another is,
---   or was in the window), REPLACED, FOLLOWS (the run that goes on), both with ':due' when the mode has chosen it; of what
---   SQL has accepted also ADOPTED:stamp (it was there, and is this message now), OLDER, DONE (ended), GONE (not live).
+-- Returns: now in us, then index, word of what is not simply new: SAME (the very record is there), DUPLICATE (another is);
+--   both also of what was there in the window; REPLACED, FOLLOWS (the run that goes on), with ':due' when the mode
+--   chose it; of what SQL accepted ADOPTED:stamp (it was there, and is this message now), OLDER, DONE (ended), GONE.
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
@@ -23,7 +23,7 @@ for i, id in ipairs(ids) do
   seen[id] = true
   record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
   local word = standing(id, existing, record, when, mode)
-  if WINDOWS and not word and not existing then word = recent(id, mode, when) end
+  if WINDOWS and not word and not existing then word = recent(id, mode, when, record) end
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   local chosen, first
@@ -32,7 +32,7 @@ for i, id in ipairs(ids) do
     record, due = expiring(record, chosen - due), chosen
     if first then put(waits, id, waiting_since(first)) end
   end
-  if WINDOWS and (not word or old) then begin(windows, id, mode, stamp) end
+  if WINDOWS and (not word or old) then begin(windows, id, mode, stamp, record) end
   if word == 'FOLLOWS' then
     put(followers, id, struct.pack('>I6', due) .. record)
   elseif word and string.sub(word, 1, 7) == 'ADOPTED' then

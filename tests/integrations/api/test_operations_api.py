@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from django.db import connections
@@ -72,12 +73,30 @@ def test_a_body_of_another_kind_is_not_read(
         (b'{"topics": ["mail"], "wait": 21}', 422),
         (b'{"topics": ["ma il"]}', 422),
         (b'{"topics": ["mail"], "more": 1}', 422),
+        (b'{"topics": ["mail"], "count": 1e999}', 400),
+        (b'{"topics": ["mail"], "count": 1, "count": 2}', 400),
+        (b'{"topics": ["mail"], "count": 1, "\\u0063ount": 1}', 400),
         (b"[]", 422),
     ],
 )
 def test_a_body_that_does_not_fit_is_refused(caller: Caller, body: bytes, status: int) -> None:
     answer = caller.post("/consume", body)
     assert (answer.status_code, answer["Content-Type"]) == (status, PROBLEM)
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "%2e%2e", ".", "a%7Bb%7D", "%2A", "a%0D%0AFLUSHALL", "a" * 65]
+)
+def test_a_name_that_is_no_topic_is_refused(caller: Caller, name: str, api: RedisStore) -> None:
+    refused = [
+        caller.post(f"/topics/{name}/messages").status_code,
+        caller.post(f"/topics/{name}/messages/batch", b"{}").status_code,
+        caller.post(f"/topics/{name}/pause", reason="x").status_code,
+        caller.post("/consume", topics=[unquote(name)]).status_code,
+        caller.get(f"/topics/{name}").status_code,
+    ]
+    assert refused == [422] * 5
+    assert not api.topics.used_partitions()
 
 
 def test_a_body_beyond_the_limit_of_the_project_is_refused(caller: Caller, settings: Any) -> None:

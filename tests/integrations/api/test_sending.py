@@ -91,6 +91,8 @@ def test_a_duplicate_in_a_batch_is_an_outcome_of_its_own(caller: Caller) -> None
         (b'{"due_at": "tomorrow"}', 422),
         (b'{"args": [' + b"[" * 40 + b"]" * 40 + b"]}", 422),
         (b'{"key": "a\\u0000"}', 422),
+        (b'{"key": "a", "key": "b"}', 400),
+        (b'{"args": [{"n": 1, "m": {}, "n": 1}]}', 400),
     ],
 )
 def test_a_batch_with_a_bad_line_sends_nothing_and_names_the_line(
@@ -99,6 +101,13 @@ def test_a_batch_with_a_bad_line_sends_nothing_and_names_the_line(
     answer = caller.post("/topics/mail/messages/batch", b'{"args": [1]}\n' + line + b"\n{}")
     assert (answer.status_code, answer.json()["line"]) == (status, 2)
     assert caller.get("/topics/mail").status_code == 404  # the topic has never had a message
+
+
+def test_a_name_that_stands_twice_is_refused(caller: Caller) -> None:
+    answer = caller.post("/topics/mail/messages", b'{"kwargs": {"to": "ann", "to": "bob"}}')
+    assert (answer.status_code, answer["Content-Type"]) == (400, "application/problem+json")
+    assert "twice" in answer.json()["detail"]
+    caller.send(args=[{"to": "ann"}, {"to": "bob"}], kwargs={"args": 1})  # of two objects
 
 
 def test_a_batch_has_1_to_500_lines(caller: Caller) -> None:

@@ -1,20 +1,26 @@
 -- Shared: the windows of keys: for some time after a message, also when it has ended, its key takes no other. After times.
--- WINDOWS: id -> the end of its window (ms). It ends with the last of them.
+-- WINDOWS: id, and mark of the message that began it -> the end of the window (ms). It ends with the last of them.
 
 -- The ms of a mode with a window, or nothing.
 local function window_of(mode) return tonumber(string.match(mode, '/(%d+)$')) end
 
--- The word for a message that is not live and may not be stored yet. What SQL has accepted is never dropped: it was asked
--- before.
-local function recent(id, mode, when)
-  if not window_of(mode) or string.byte(when) == 64 then return end
-  return tonumber(redis.call('ZSCORE', WINDOWS, id) or 0) > NOW and 'DUPLICATE'
+-- Names a message in all its enqueues: the id and what its record says. As window_mark() in core/message.py.
+local function mark_of(id, record) return id .. string.sub(redis.sha1hex(string.sub(record, 16)), 1, 16) end
+
+local function goes_on(member) return tonumber(redis.call('ZSCORE', WINDOWS, member) or 0) > NOW end
+
+-- The word for a message that is not live and may not be stored yet. The one that began the window has ended: its enqueue
+-- is repeated. What SQL has accepted is never dropped: it was asked before.
+local function recent(id, mode, when, record)
+  if not window_of(mode) or string.byte(when) == 64 or not goes_on(id) then return end
+  return goes_on(mark_of(id, record)) and 'SAME' or 'DUPLICATE'
 end
 
 -- The window of a message that was accepted at `stamp` (us) is to be noted, when it has one.
-local function begin(windows, id, mode, stamp)
+local function begin(windows, id, mode, stamp, record)
   local window = window_of(mode)
-  if window then put(windows, math.floor(stamp / 1000) + window, id) end
+  if not window then return end
+  for _, member in ipairs({id, mark_of(id, record)}) do put(windows, math.floor(stamp / 1000) + window, member) end
 end
 
 -- Notes the windows {end, id, ...}, and forgets as many that are over: what is left is never much more than what goes on.
