@@ -330,10 +330,10 @@ def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Any
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when
-    you move the function. The options are those of TaskOptions, and
-    of BatchOptions for one that gets many messages in one call. With `every` or `cron` the task is
-    recurring: a process that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask
-    or DuplicateTask at import.
+    you move the function. The options are those of TaskOptions, and of BatchOptions for one
+    that gets many messages in one call. With `every` or `cron` the task is recurring: a process
+    that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask or DuplicateTask at
+    import.
     """
 
     def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:

@@ -77,8 +77,7 @@ class Dispatcher(Service):
         self._sweep_at = self._partitions_at = self._down_since = 0.0
         self._unanswered: list[tuple[Partition, bytes]] = []
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
-        self._taken = 0
-        self._declared = 0
+        self._taken = self._declared = 0
         self._met: dict[str, set[TaskKind]] = {}
         self._make_gatherer = make_gatherer
         self.gatherer: Gatherer | None = None
