@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from django_delayq import Batch, Retry, Snooze
-from django_delayq.archive import exactly_once
+from django_delayq.archive import archive_rows, exactly_once
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
@@ -23,6 +24,7 @@ from django_delayq.worker.worker import Worker
 from tests.app import batch_tasks
 from tests.app.batch_tasks import calls, count_many, gather, gather_async, gather_few, then
 from tests.app.tasks import record, seen
+from tests.hands import rows
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, eventually
 
@@ -265,18 +267,16 @@ def test_worker_without_batch_tasks_makes_no_gatherer(
 
 
 @pytest.fixture
-def run_once(shared: Shared, outcomes: list[Outcome]) -> Callable[..., list[Outcome]]:
+def run_once(shared: Shared) -> Callable[..., list[Outcome]]:
     """Runs what is claimed of count_many."""
-    from dataclasses import replace
-
     with_database = replace(shared, perform_once=exactly_once.perform)
 
     def run_batch(leases: list[Lease]) -> list[Outcome]:
-        outcomes.clear()
+        outcomes: list[Outcome] = []
         gathered = Gathered(count_many, 0.0)
         gathered.leases = leases
         BatchExecutor(with_database, Executor(with_database, outcomes.append)).run(gathered)
-        return list(outcomes)
+        return outcomes
 
     return run_batch
 
@@ -293,8 +293,6 @@ def counters() -> dict[str, int]:
 @pytest.mark.databases
 @pytest.mark.django_db(transaction=True)
 def test_effects_and_rows_commit_together(shared: Shared, run_once: Any) -> None:
-    from tests.hands import rows
-
     leases = claimed(shared, "a", "b")
     assert {outcome.result for outcome in run_once(leases)} == {Result.ACKED}
     assert counters() == {"a": 1, "b": 1}
@@ -307,8 +305,6 @@ def test_effects_and_rows_commit_together(shared: Shared, run_once: Any) -> None
 @pytest.mark.databases
 @pytest.mark.django_db(transaction=True)
 def test_half_that_fails_is_undone(shared: Shared, run_once: Any) -> None:
-    from tests.hands import rows
-
     def fail(messages: Batch[Any]) -> None:
         if any(message.args[0] == "bad" for message in messages):
             raise ValueError("bad")
@@ -323,42 +319,23 @@ def test_half_that_fails_is_undone(shared: Shared, run_once: Any) -> None:
 @pytest.mark.databases
 @pytest.mark.django_db(transaction=True)
 def test_message_that_another_worker_has_committed_meanwhile_is_left_out(
-    shared: Shared, run_once: Any
+    shared: Shared, run_once: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases = claimed(shared, "a", "b", "c")
+    leases, look = claimed(shared, "a", "b", "c"), archive_rows.without_row
 
-    def other_worker(messages: Batch[Any]) -> None:
-        then.clear()
-        kept = calls.copy()
-        from tests.hands import apart
+    def look_before_the_other_worker(wanted: Sequence[Lease]) -> Sequence[Lease]:
+        found = look(wanted)
+        monkeypatch.setattr(archive_rows, "without_row", look)
+        run_once(leases[:1])
+        return found
 
-        def run_one() -> None:
-            gathered = Gathered(count_many, 0.0)
-            gathered.leases = leases[:1]
-            from dataclasses import replace
-
-            with_database = replace(shared, perform_once=exactly_once.perform)
-            BatchExecutor(with_database, Executor(with_database, lambda outcome: None)).run(
-                gathered
-            )
-
-        apart(run_one)
-        calls[:] = kept
-
-    real, count_first = count_many.definition.func, iter([True])
-
-    def late(messages: Batch[Any]) -> None:
-        if next(count_first, False):
-            other_worker(messages)  # before this transaction has written anything
-        real(messages)
-
-    object.__setattr__(count_many.definition, "func", late)
-    try:
-        outcomes = run_once(leases)
-    finally:
-        object.__setattr__(count_many.definition, "func", real)
-    assert {outcome.result for outcome in outcomes} == {Result.ACKED}
+    monkeypatch.setattr(archive_rows, "without_row", look_before_the_other_worker)
+    assert {outcome.result for outcome in run_once(leases)} == {Result.ACKED}
     assert counters() == {"a": 1, "b": 1, "c": 1}
+    assert [sorted(call) for call in calls] == [
+        sorted([calls[0][0]]), ["a", "b", "c"], sorted({"a", "b", "c"} - {calls[0][0]}),
+    ]  # fmt: skip
+    assert len(rows()) == 3
 
 
 def test_registry_knows_the_kind() -> None:
