@@ -100,7 +100,7 @@ def _ours(task: Any, count: int, options: common.Options) -> float:
         time.sleep(max(0.0, due - time.time()))
         closed = common.wait_until(lambda: _left(task.options.topic) == 0, 10 + count / SLOWEST)
         took = time.time() - due
-    assert closed, "the orders were not closed"
+    assert closed, f"{_left(task.options.topic):,} messages of {task.name} are left"
     assert not BenchOrder.objects.filter(state="pending").exists()
     return count / took
 
