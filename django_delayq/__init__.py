@@ -43,6 +43,7 @@ from .core.version import PACKAGE_VERSION
 from .operators.purge import purge_topic
 from .store.topic_state import TopicStats
 from .tasks.backoff import constant, exponential, ladder
+from .tasks.batch import Batch, BatchMessage
 from .tasks.context import current_message
 
 __version__ = PACKAGE_VERSION
@@ -55,7 +56,8 @@ __all__ = [
     # Topics
     "list_messages", "move_topic", "pause_topic", "purge_topic", "resume_topic", "topic_stats",
     # Types
-    "DelayedTask", "Handle", "Message", "Page", "Priority", "TaskProgress", "State", "TopicStats",
+    "Batch", "BatchMessage", "DelayedTask", "Handle", "Message", "Page", "Priority",
+    "TaskProgress", "State", "TopicStats",
     # Errors
     "ChildDied", "DelayQError", "DuplicateMessage", "EnqueueUnknown", "InvalidMessage",
     "IsolatedRunFailed", "LeaseLost", "MemoryLimitExceeded", "MessageCancelled", "MessageExpired",

@@ -39,7 +39,7 @@ from django_delayq.outbox.ticker import Ticker
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
-from django_delayq.tasks.options import CallOptions, Options, TaskOptions
+from django_delayq.tasks.options import BatchOptions, CallOptions, Options, TaskOptions
 from django_delayq.tasks.task import Definition
 from tests.hands import Hands
 from tests.servers import require_embedded
@@ -77,7 +77,7 @@ def test_the_reference_has_each_public_name() -> None:
 
 
 def test_each_setting_option_and_signal_has_a_text_for_the_reference() -> None:
-    for cls in (Settings, TopicSettings, TaskOptions, CallOptions):
+    for cls in (Settings, TopicSettings, TaskOptions, BatchOptions, CallOptions):
         names = (
             {field.name for field in fields(cls)} if is_dataclass(cls) else set(get_type_hints(cls))
         )

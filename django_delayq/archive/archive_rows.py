@@ -38,6 +38,7 @@ from ..core.message import (
 from ..core.times import stored_ms
 from ..models import ArchivedMessage
 from ..store.entries import Entry
+from ..store.lease import Lease
 from ..tasks import redaction
 from ..tasks.naming import kept_task_name
 from .row_arguments import sealed_arguments
@@ -204,14 +205,17 @@ def content_of(entry: Entry, content: Content | None = None) -> tuple[Record, Bo
     return record, *content
 
 
-def insert(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> None:
-    """Insert the rows. A row that is already there stays as it is. They are inserted in the order
+def insert(
+    rows: Sequence[RowValues], connection: BaseDatabaseWrapper, *, strict: bool = False
+) -> None:
+    """Insert the rows. A row that is already there stays as it is; with `strict` it raises
+    IntegrityError. They are inserted in the order
     of their ids, so that two archivers with the same rows wait for each other and do not
     deadlock."""
     alias, rows = connection.alias, sorted(rows, key=lambda row: row[:2])
     with connection.cursor() as cursor:
         if connection.vendor != "postgresql":
-            cursor.executemany(_statement(alias), rows)
+            cursor.executemany(_statement(alias, strict=strict), rows)
             return
         # One statement with an array for each column takes a third less time than executemany. A
         # column that holds the same in all rows (most do, in a batch of one topic) is passed once:
@@ -227,7 +231,8 @@ def insert(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> None:
                 unnested = True
         # Without an array it is one row.
         cursor.execute(
-            _statement(alias, f"SELECT {', '.join(sources)}" if unnested else ""), parameters
+            _statement(alias, f"SELECT {', '.join(sources)}" if unnested else "", strict=strict),
+            parameters,
         )
 
 
@@ -239,19 +244,32 @@ def archive_all(entries: Sequence[Entry]) -> None:
         insert(rows, connection)
 
 
-def archive_once(entry: Entry) -> None:
-    """Insert the row of this entry, whatever the setting says. Raises IntegrityError when it is
-    already there."""
+def archive_once(entries: Sequence[Entry]) -> None:
+    """Insert the rows of these entries, whatever the setting says. Raises IntegrityError when one
+    of them is already there."""
     connection = connections[get_settings().database]
-    with connection.cursor() as cursor:
-        row = row_of(entry, forms_of(connection))
-        cursor.execute(_statement(connection.alias, strict=True), row)
+    forms = forms_of(connection)
+    if rows := [row_of(entry, forms) for entry in entries]:
+        insert(rows, connection, strict=True)
 
 
 def is_archived(message_id: bytes, enqueued_at_us: int) -> bool:
     """Whether this life of a message has its row."""
     life = {"message_id": UUID(bytes=message_id), "enqueued_at": stored_ms(enqueued_at_us / 1000)}
     return bool(ArchivedMessage.objects.filter(**life).exists())
+
+
+def without_row(leases: Sequence[Lease]) -> Sequence[Lease]:
+    """The leases of those messages whose present life has no row."""
+    lives = {
+        (UUID(bytes=lease.id), stored_ms((stamp_us_of(lease.record) or 0) / 1000)): lease
+        for lease in leases
+    }
+    ids = [message_id for message_id, _ in lives]
+    rows = ArchivedMessage.objects.filter(message_id__in=ids)
+    for life in rows.values_list("message_id", "enqueued_at"):
+        lives.pop(life, None)
+    return list(lives.values())
 
 
 def detail_of(raw: bytes) -> FinishDetail:

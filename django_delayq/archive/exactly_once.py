@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from django.db import Error, IntegrityError, transaction
 
 from ..core.conf import get_settings
 from ..core.exceptions import Snooze
-from ..core.message import stamp_us_of
 from ..store.entries import Entry
 from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
@@ -16,36 +15,39 @@ from . import archive_rows
 
 
 def perform(
-    lease: Lease, run: Callable[[], object], detail: Callable[[], tuple[int, bytes]]
+    leases: Sequence[Lease],
+    run: Callable[[Sequence[Lease]], object],
+    detail: Callable[[Lease], tuple[int, bytes] | None],
 ) -> None:
-    """Call `run` unless this life of the message has its archive row; commit what it wrote together
-    with that row.
+    """Call `run` with the leases of those messages whose present life has no archive row yet;
+    commit what it wrote together with their rows.
 
-    `detail` gives, after the run, the time (ms) and the JSON for the row. A run that comes second,
-    because an earlier one was committed and not acked, changes nothing; of two at the same time,
-    the row lets one commit.
+    `detail` gives, after the run, the time (ms) and the JSON for the row of one message, or None
+    for a message that is not done. A run that comes second, because an earlier one was committed
+    and not acked, changes nothing; of two at the same time, the row lets one commit. The other one
+    is undone, and runs again for the messages that are left.
     """
-    enqueued_at_us = stamp_us_of(lease.record) or 0
     try:
-        if archive_rows.is_archived(lease.id, enqueued_at_us):
-            return
+        left = archive_rows.without_row(leases)
     except Error as error:  # no attempt of the task
         raise Snooze(NO_DATABASE_DELAY) from error
-    try:
-        with transaction.atomic(using=get_settings().database):
-            run()
-            at_ms, raw_detail = detail()
-            entry = Entry(
-                b"",
-                lease.partition,
-                lease.id,
-                "acked",
-                at_ms,
-                lease.record,
-                lease.entry,
-                raw_detail,
-            )
-            archive_rows.archive_once(entry)
-    except IntegrityError:
-        if not archive_rows.is_archived(lease.id, enqueued_at_us):
-            raise
+    while left:
+        try:
+            with transaction.atomic(using=get_settings().database):
+                run(left)
+                archive_rows.archive_once(
+                    [
+                        Entry(
+                            b"", lease.partition, lease.id, "acked", ended[0], lease.record,
+                            lease.entry, ended[1],
+                        )
+                        for lease in left
+                        if (ended := detail(lease)) is not None
+                    ]
+                )  # fmt: skip
+        except IntegrityError:
+            before, left = left, archive_rows.without_row(left)
+            if len(left) == len(before):  # it is the task's own
+                raise
+        else:
+            return

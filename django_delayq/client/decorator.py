@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from datetime import datetime
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -20,7 +20,7 @@ from ..core.exceptions import InvalidArguments, InvalidKey, InvalidTask
 from ..core.message import Message
 from ..core.times import Duration, When
 from ..tasks.declaration import check_function, name_of
-from ..tasks.options import CallOptions, ChangeOptions, Options, TaskOptions
+from ..tasks.options import BatchOptions, CallOptions, ChangeOptions, Options, TaskOptions
 from ..tasks.recurrence import Recurrence
 from ..tasks.registry import by_name, register
 from ..tasks.task import Call, Definition, Receipt, Task
@@ -29,8 +29,14 @@ from .handle import Handle
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..tasks.batch import Batch
+
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 
 
 @cache
@@ -61,7 +67,7 @@ class DelayedTask(Task[P, R]):
 
     def using(self, **changes: Unpack[CallOptions]) -> DelayedTask[P, R]:
         """A copy with other options. Raises InvalidMessage and its subclasses."""
-        return DelayedTask(self.definition, self.options.changed(changes))
+        return type(self)(self.definition, self.options.changed(changes))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One element for enqueue_many, with this copy's options; its using() gives it a key and a
@@ -276,13 +282,37 @@ class DelayedTask(Task[P, R]):
         return Call(self, tuple(element), {})
 
 
+class BatchTask(DelayedTask[P, R]):
+    """A task whose function gets many messages in one call. P is what enqueue() takes."""
+
+    def __call__(self, messages: Batch[Unpack[tuple[Any, ...]]]) -> R:  # type: ignore[override]
+        return cast(R, self.definition.func(messages))
+
+
+class BatchDecorator(Protocol):
+    """Types enqueue() by the arguments that `Batch[...]` names."""
+
+    @overload
+    def __call__(self, func: Callable[[Batch[A]], R], /) -> BatchTask[[A], R]: ...
+    @overload
+    def __call__(self, func: Callable[[Batch[A, B]], R], /) -> BatchTask[[A, B], R]: ...
+    @overload
+    def __call__(self, func: Callable[[Batch[A, B, C]], R], /) -> BatchTask[[A, B, C], R]: ...
+    @overload
+    def __call__(self, func: Callable[[Batch[A, B, C, D]], R], /) -> BatchTask[[A, B, C, D], R]: ...
+    @overload
+    def __call__(
+        self, func: Callable[[Batch[Unpack[tuple[Any, ...]]]], R], /
+    ) -> BatchTask[..., R]: ...
+
+
 def _restored(module: str, name: str, changes: Mapping[str, Any]) -> Task[Any, Any]:
     """The task that a pickle names."""
     if name not in by_name:
         import_module(module)
     task = by_name[name]
     return (
-        DelayedTask(task.definition, replace(task.definition.options, **changes))
+        type(task)(task.definition, replace(task.definition.options, **changes))
         if changes
         else task
     )
@@ -291,18 +321,19 @@ def _restored(module: str, name: str, changes: Mapping[str, Any]) -> Task[Any, A
 @overload
 def delayed_task(func: Callable[P, R], /) -> DelayedTask[P, R]: ...
 @overload
+def delayed_task(*, name: str | None = None, **options: Unpack[BatchOptions]) -> BatchDecorator: ...
+@overload
 def delayed_task(
     *, name: str | None = None, **options: Unpack[TaskOptions]
 ) -> Callable[[Callable[P, R]], DelayedTask[P, R]]: ...
-def delayed_task(
-    func: Any = None, /, *, name: str | None = None, **options: Unpack[TaskOptions]
-) -> Any:
+def delayed_task(func: Any = None, /, *, name: str | None = None, **options: Any) -> Any:
     """Make a function a task that can be enqueued. With or without options; `def` or `async def`.
 
     `name` stands for the task in stored messages (default: module and qualified name); keep it when
-    you move the function. The options are those of TaskOptions. With `every` or `cron` the task is
-    recurring: a process that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask
-    or DuplicateTask at import.
+    you move the function. The options are those of TaskOptions, and of BatchOptions for one
+    that gets many messages in one call. With `every` or `cron` the task is recurring: a process
+    that archives enqueues it at each tick. Raises InvalidMessage, InvalidTask or DuplicateTask at
+    import.
     """
 
     def decorate(function: Callable[P, R]) -> DelayedTask[P, R]:
@@ -314,10 +345,13 @@ def delayed_task(
         checked, recurrence = Options.declared(options), Recurrence.declared(options)
         definition = Definition(function, name_of(function, name), checked, recurrence)
         definition.check_options()
+        if checked.batch is not None:
+            definition.signature  # noqa: B018  what is no batch is refused here
         if checked.key_maker is not None:
             maker = checked.key_maker.of(definition.name, definition.signature)
             definition = replace(definition, options=replace(checked, key_maker=maker))
-        task: DelayedTask[P, R] = DelayedTask(definition, definition.options)
+        made = DelayedTask if checked.batch is None else BatchTask
+        task: DelayedTask[P, R] = made(definition, definition.options)
         register(task)
         return task
 

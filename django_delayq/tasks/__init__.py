@@ -6,6 +6,7 @@ Stands on the store and core, and sends nothing. Start with task.py, then builde
 from __future__ import annotations
 
 __all__ = [
-    "task", "options", "backoff", "context", "declaration", "annotations", "arguments", "builder",
+    "task", "options", "backoff", "batch", "context",
+    "declaration", "annotations", "arguments", "builder",
     "enqueue_hooks", "foreign", "naming", "recurrence", "registry",
 ]  # fmt: skip

@@ -166,7 +166,7 @@ def _expected(task: str, func: Callable[..., Any], parameter: inspect.Parameter)
     shown = inspect.formatannotation(parameter.annotation).strip("'\"")
     anything = Expected(task, parameter.name, shown, Any, by_type=True, is_json=True)
     try:
-        hint = _resolved(func, parameter)
+        hint = resolved_annotation(func, parameter)
         known = types.type_info(hint)
         foreign = next((part for part in _parts(known) if _is_foreign(part)), None)
     except Exception as error:  # a name that is not known here, a type that JSON has not
@@ -181,7 +181,7 @@ def _expected(task: str, func: Callable[..., Any], parameter: inspect.Parameter)
     return Expected(task, parameter.name, shown, hint, by_type=by_type, is_json=is_json)
 
 
-def _resolved(func: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def resolved_annotation(func: Callable[..., Any], parameter: inspect.Parameter) -> Any:
     """The annotation as an object. Each one is resolved alone, because only one of them may name
     what only a type checker imports. None is allowed where it is the default."""
     space = getattr(func, "__globals__", None) or vars(sys.modules[func.__module__])

@@ -27,6 +27,12 @@ DEBOUNCING = ("replace", "extend")
 #: Values of on_duplicate with which window goes.
 REFUSING = ("raise", "keep")
 
+#: How long a batch gathers that says nothing of it.
+LINGER_MS = 50
+MOST_LINGER_MS = 60_000
+#: Most messages of one call.
+MOST_BATCH = 1_000
+
 NOW, NEVER = When.after(0), When()
 
 
@@ -115,6 +121,23 @@ class TaskOptions(SharedOptions, RecurrenceOptions, total=False):
     year. It is archived as expired. Default: that of the topic."""
 
 
+class BatchSize(TypedDict):
+    """What makes a task a batch task."""
+
+    batch: int
+    """The function gets up to so many due messages in one call, as a `Batch`; 2 to 1,000. Not with
+    `isolate`, `rate`, `concurrency` or `limit_by`, nor for recurring tasks. Default: one message a
+    call."""
+
+
+class BatchOptions(BatchSize, TaskOptions, total=False):
+    """What @delayed_task takes for a batch task."""
+
+    linger: Duration | None
+    """With `batch`: how long the first message of a batch waits for others, 0 to 60 s. Default
+    0.05 s."""
+
+
 class CallOptions(SharedOptions, total=False):
     """What using() takes."""
 
@@ -133,7 +156,7 @@ class CallOptions(SharedOptions, total=False):
     """False sends at once, whatever the transaction does. Default: `AFTER_COMMIT`."""
 
 
-_OF_TASK = frozenset(TaskOptions.__annotations__)
+_OF_TASK = frozenset(BatchOptions.__annotations__)
 _OF_CALL = frozenset(CallOptions.__annotations__)
 
 
@@ -169,18 +192,21 @@ class Options:
     concurrency: int | None = None
     limit_by: str | None = None
     too_late_ms: int | None = None
+    batch: int | None = None
+    linger_ms: int | None = None
     secret: tuple[str, ...] = ()
     replay_of: int | None = None
     """Id of the archived message that is replayed. Only a replay sets it."""
 
     @classmethod
-    def declared(cls, options: TaskOptions) -> Options:
+    def declared(cls, options: Mapping[str, Any]) -> Options:
         """What @delayed_task was given, without its recurrence. Raises InvalidMessage and its
         subclasses."""
         key, elsewhere = options.get("key"), {"key", *RecurrenceOptions.__annotations__}
         given = {name: value for name, value in options.items() if name not in elsewhere}
         declared = cls()._with(given, _OF_TASK)
         declared._check_isolation()
+        declared._check_batch()
         if declared.limit_by is not None and not declared.rule.holds_back:
             raise InvalidMessage("limit_by says what a limit counts by: give rate or concurrency.")
         return declared if key is None else replace(declared, key_maker=KeyMaker(key))
@@ -193,6 +219,26 @@ class Options:
                 "isolate does not go with exactly_once: the transaction is one of the worker's "
                 "process."
             )
+
+    def _check_batch(self) -> None:
+        if self.batch is None:
+            if self.linger_ms is not None:
+                raise InvalidMessage("linger says how long a batch gathers: give batch too.")
+            return
+        if self.isolate:
+            raise InvalidMessage(
+                "batch does not go with isolate: a child process runs one message."
+            )
+        if self.rule.holds_back or self.limit_by is not None:
+            raise InvalidMessage(
+                "batch does not go with rate, concurrency or limit_by: these count single "
+                "messages. A limit of the topic does (DELAYQ['TOPICS'])."
+            )
+
+    @property
+    def linger_s(self) -> float:
+        """How long a batch gathers, in seconds."""
+        return (LINGER_MS if self.linger_ms is None else self.linger_ms) / 1000
 
     @property
     def rule(self) -> LimitRule:
@@ -261,6 +307,9 @@ _ELSEWHERE = {
     "timeout": "max_runtime",
     "time_limit": "max_runtime",
     "soft_time_limit": "max_runtime",
+    "batch_size": "batch",
+    "flush_every": "batch",
+    "flush_interval": "linger",
     "max_memory": "memory_limit",
     "visibility_timeout": "ttr",
     "unique_key": "key",
@@ -301,6 +350,21 @@ def _duration(name: str, high_s: int, value: Any) -> int:
     milliseconds = duration_ms(value, name)
     if not 1000 <= milliseconds <= high_s * 1000:
         raise InvalidMessage(f"{name} must be from 1 to {high_s:,} seconds, not {value!r}.")
+    return milliseconds
+
+
+def _batch(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MOST_BATCH:
+        raise InvalidMessage(
+            f"batch must be a whole number from 2 to {MOST_BATCH:,}, not {value!r:.80}."
+        )
+    return value
+
+
+def _linger(value: Any) -> int:
+    milliseconds = duration_ms(value, "linger")
+    if not 0 <= milliseconds <= MOST_LINGER_MS:
+        raise InvalidMessage(f"linger must be from 0 to 60 seconds, not {value!r:.80}.")
     return milliseconds
 
 
@@ -426,6 +490,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "result": ("result", partial(_boolean, "result")),
     "isolate": ("isolate", partial(_boolean, "isolate")),
     "memory_limit": ("memory_limit", _memory_limit),
+    "batch": ("batch", _batch),
+    "linger": ("linger_ms", _linger),
     "rate": ("rate", _rate),
     "concurrency": ("concurrency", partial(_whole, "concurrency", MAX_CONCURRENCY)),
     "limit_by": ("limit_by", _limit_by),

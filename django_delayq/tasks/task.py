@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: Worth another attempt whatever retry_for says.
 _WORTH = (Retry, MiddlewareFailed, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+#: A function in a thread, a coroutine, or many messages in one call.
+TaskKind = Literal["def", "async", "batch"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -60,13 +62,24 @@ class Definition:
         return iscoroutinefunction(self.func)
 
     @cached_property
+    def kind(self) -> TaskKind:
+        """What runs it."""
+        if self.options.batch is not None:
+            return "batch"
+        return "async" if self.is_async else "def"
+
+    @cached_property
     def runs_apart(self) -> bool:
         """Whether a run needs more than a call: a transaction or a child process."""
         return self.options.exactly_once or self.options.isolate
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """What a call takes."""
+        """What a call takes. Raises InvalidTask."""
+        if self.options.batch is not None:
+            from .batch import element_signature
+
+            return element_signature(self.name, self.func)
         return inspect.signature(declaring(self.func), follow_wrapped=False)
 
     @cached_property
@@ -115,6 +128,10 @@ class Definition:
             raise InvalidTask(
                 f"{self.name} is async def, and isolate needs a def task. The event loop cancels a "
                 "coroutine at its max_runtime anyway; asyncio.run() in a def task runs one apart."
+            )
+        if self.options.batch is not None and self.recurrence is not None:
+            raise InvalidTask(
+                f"{self.name} is recurring, and each tick is one message: leave batch away."
             )
         unknown = {*names_in(self.options.limit_by or "")} - self.signature.parameters.keys()
         if unknown:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .fake import fake_message
+    from .fake import fake_batch, fake_message
     from .kit import QueueUnderTest
     from .mixin import QueueTestMixin
     from .running import RunReport, TaskRun
@@ -20,6 +20,7 @@ _MODULES = {
     "QueueTestMixin": "mixin",
     "RunReport": "running",
     "TaskRun": "running",
+    "fake_batch": "fake",
     "fake_message": "fake",
 }
 
@@ -32,6 +33,6 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "QueueTestMixin", "QueueUnderTest", "RunReport", "TaskRun", "fake_message",
-    "embedded",
+    "QueueTestMixin", "QueueUnderTest", "RunReport", "TaskRun", "fake_batch",
+    "fake_message", "embedded",
 ]  # fmt: skip

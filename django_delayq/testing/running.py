@@ -27,11 +27,13 @@ from ..core.exceptions import DelayQError, InvalidMessage, StoreUnavailable
 from ..core.message import Found, Message, State, task_code_of
 from ..outbox.relay import Relay
 from ..store.finished import FinishedStream
+from ..store.keys import Partition
 from ..store.lease import Lease
 from ..store.store import RedisStore
 from ..tasks import registry
 from ..tasks.naming import shown
 from ..tasks.task import Task
+from ..worker.batches.batch_executor import BatchExecutor, Gathered
 from ..worker.claims import Claims
 from ..worker.executor import Executor
 from ..worker.outcome import Outcome
@@ -147,6 +149,7 @@ class DueRunner:
         self._settler = Settler(self._shared, lambda outcomes: None)
         self._outcomes: list[Outcome] = []
         self._executor = _Executor(self._shared, self._outcomes.append, failures)
+        self._batch_executor = _BatchExecutor(self._shared, self._executor)
         self._known: dict[str, Message] = {}
         """Messages that waited, by id: the claim of one that has expired gives only its id."""
         self.runs: list[TaskRun] = []
@@ -185,14 +188,57 @@ class DueRunner:
             claimed = self._claims.claim(partition, 1, os.urandom(16))
             self._shared.clock.sync(claimed.now_us)
             for lease in claimed.leases:
-                self._run(lease, reraise)
+                task = registry.by_code.get(task_code_of(lease.record))
+                if task is not None and task.definition.kind == "batch":
+                    self._run_batch(Gathered(task, 0.0), lease, reraise)
+                else:
+                    self._run(lease, reraise)
             if claimed.over:
-                signals.report_ids(signals.expired, partition.topic, claimed.over, "expired")
-                known = filter(None, (self._known.get(one.hex()) for one in claimed.over))
-                self.runs += [_run_of(message, "expired") for message in known]
+                self._report_expired(partition, claimed.over)
             if claimed.leases or claimed.over:
                 return True
         return False  # what is due there is paused, or a limit holds it back
+
+    def _report_expired(self, partition: Partition, over: Sequence[bytes]) -> None:
+        signals.report_ids(signals.expired, partition.topic, over, "expired")
+        known = filter(None, (self._known.get(message_id.hex()) for message_id in over))
+        self.runs += [_run_of(message, "expired") for message in known]
+
+    def _run_batch(self, gathered: Gathered, first: Lease, reraise: bool) -> None:
+        """Run the message with all others of its task that are due, as far as they fit."""
+        gathered.leases.append(first)
+        for partition in self._store.topics.used_partitions():
+            self._gather(gathered, partition)
+        self._shared.held.update(gathered.leases)
+        if gathered.task.definition.is_async:
+            copy_context().run(async_to_sync(self._batch_executor.run_async), gathered)
+        else:
+            self._batch_executor.run(gathered)
+        outcomes, self._outcomes[:] = list(self._outcomes), []
+        errors = [outcome.error for outcome in outcomes]
+        for outcome in outcomes:
+            self._settler.put(outcome)
+        self._settle()
+        for outcome, error in zip(outcomes, errors, strict=True):
+            self._note(outcome, error)
+        for error in errors:
+            _pass_on(error, reraise)
+
+    def _gather(self, gathered: Gathered, partition: Partition) -> None:
+        """Claim what is due there and fits; all else is given back."""
+        options, code = gathered.task.definition.options, gathered.task.definition.code
+        others: list[Lease] = []
+        while len(gathered.leases) < (options.batch or 1):
+            claimed = self._claims.claim(partition, 1, os.urandom(16))
+            if claimed.over:
+                self._report_expired(partition, claimed.over)
+            elif not claimed.leases:
+                break
+            for lease in claimed.leases:
+                is_wanted = task_code_of(lease.record) == code
+                (gathered.leases if is_wanted else others).append(lease)
+        if others:
+            self._store.release(partition, others)
 
     def _run(self, lease: Lease, reraise: bool) -> None:
         self._shared.held.add(lease)
@@ -205,16 +251,20 @@ class DueRunner:
         outcome = self._outcomes.pop()
         error = outcome.error  # the settler forgets it
         self._settler.put(outcome)
+        self._settle()
+        self._note(outcome, error)
+        _pass_on(error, reraise)
+
+    def _settle(self) -> None:
         self._settler.run_once()
         if not self._settler.idle:
             raise StoreUnavailable("The outcome of a run could not be written.")
+
+    def _note(self, outcome: Outcome, error: BaseException | None) -> None:
+        lease = outcome.lease
         attempts = lease.attempts
         found = Found(lease.id, State("leased"), attempts.due_at_ms, lease.record, attempts)
         self.runs.append(_run_of(shown(lease.partition, found), "", outcome, error))
-        # Of the test, and not of the task: Ctrl-C, pytest.fail(), a timeout.
-        passes = Exception | SystemExit | asyncio.CancelledError | None
-        if not isinstance(error, passes) or (reraise and error is not None):
-            raise error
 
     def _archive(self) -> None:
         for partition in self._store.topics.used_partitions():
@@ -222,6 +272,13 @@ class DueRunner:
             while entries := stream.read():
                 left = store_entries(entries)
                 stream.remove([entry for entry in entries if entry not in left])
+
+
+def _pass_on(error: BaseException | None, reraise: bool) -> None:
+    """Raise what is of the test, and not of the task: Ctrl-C, pytest.fail(), a timeout."""
+    passes = Exception | SystemExit | asyncio.CancelledError | None
+    if not isinstance(error, passes) or (reraise and error is not None):
+        raise error
 
 
 def _run_of(
@@ -261,7 +318,7 @@ class _Executor(Executor):
         self._failures = failures
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
-        failure = self._planned(resolved)
+        failure = self.planned(resolved.task.name)
         if failure is not None:
             return failure
         mark = _Mark()
@@ -270,22 +327,53 @@ class _Executor(Executor):
         return failed if error is None else error
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
-        failure = self._planned(resolved)
+        failure = self.planned(resolved.task.name)
         if failure is not None:
             return failure
-        # No check of the connections beside the task: it would outlive this event loop.
-        self._connections_checked_at = time.monotonic()
+        self.connections_are_checked()
         mark = await sync_to_async(_Mark)()
         error = await super()._perform_async(lease, resolved)
         failed = await sync_to_async(mark.commit)()
         return failed if error is None else error
 
-    def _planned(self, resolved: Resolved) -> BaseException | None:
+    def planned(self, task_name: str) -> BaseException | None:
+        """What this run raises in place of the task."""
         for failure in self._failures:
-            if failure.task in (None, resolved.task.name):
+            if failure.task in (None, task_name):
                 self._failures.remove(failure)
                 return failure.error
         return None
+
+    def connections_are_checked(self) -> None:
+        """A check of the connections beside the task would outlive this event loop."""
+        self._connections_checked_at = time.monotonic()
+
+
+class _BatchExecutor(BatchExecutor):
+    """The same for a batch task. A planned failure is that of a call."""
+
+    _executor: _Executor
+
+    def _perform(self, task: Task[..., Any], part: Sequence[Any]) -> BaseException | None:
+        failure = self._executor.planned(task.name)
+        if failure is not None:
+            return failure
+        mark = _Mark()
+        error = super()._perform(task, part)
+        failed = mark.commit()
+        return failed if error is None else error
+
+    async def _perform_async(
+        self, task: Task[..., Any], part: Sequence[Any]
+    ) -> BaseException | None:
+        failure = self._executor.planned(task.name)
+        if failure is not None:
+            return failure
+        self._executor.connections_are_checked()
+        mark = await sync_to_async(_Mark)()
+        error = await super()._perform_async(task, part)
+        failed = await sync_to_async(mark.commit)()
+        return failed if error is None else error
 
 
 class _Mark:

@@ -7,7 +7,8 @@ Worker are the diagram. process/ has what surrounds it: supervisor, signals, pro
 from __future__ import annotations
 
 __all__ = [
-    "agenda", "claim_hold", "dispatcher", "event_loop", "executor", "heartbeat", "isolated",
+    "agenda", "batches",
+    "claim_hold", "dispatcher", "event_loop", "executor", "heartbeat", "isolated",
     "lease_keeper", "listener", "middleware", "outcome", "process", "quarantine",
     "reclaimer", "resolved", "sampler", "settler", "shared", "thread_pool", "worker",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ..core import signals
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
@@ -18,6 +19,7 @@ from ..store.client import BATCH
 from ..store.keys import Partition
 from ..store.lease import Lease
 from ..tasks import registry
+from ..tasks.task import Task, TaskKind
 from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
 from .claims import Claims
@@ -26,6 +28,9 @@ from .quarantine import Quarantine
 from .shared import Shared
 from .sweeper import Sweeper
 from .thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from .batches.gatherer import Gatherer
 
 logger = logging.getLogger("delayq.worker")
 
@@ -49,7 +54,12 @@ class Dispatcher(Service):
     reports_outages = True
 
     def __init__(
-        self, shared: Shared, pool: ThreadPool, event_loop: EventLoop, release: Callable[..., None]
+        self,
+        shared: Shared,
+        pool: ThreadPool[Lease],
+        event_loop: EventLoop,
+        release: Callable[..., None],
+        make_gatherer: Callable[[], Gatherer],
     ) -> None:
         super().__init__()
         self._shared = shared
@@ -61,14 +71,18 @@ class Dispatcher(Service):
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
         self.sweeper = Sweeper(shared, self.agenda, self._claims)
-        self.quarantine = Quarantine(shared, self._feed, partial(release, later=True))
+        self.quarantine = Quarantine(
+            shared, partial(self._feed, at_once=True), partial(release, later=True)
+        )
         self._hints: deque[tuple[Partition | None, float]] = deque()
-        self._unanswered: list[tuple[Partition, bytes]] = []
         self._down_since = 0.0
+        self._unanswered: list[tuple[Partition, bytes]] = []
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
-        self._taken = 0
-        self._declared = 0
-        self._met: dict[str, set[bool]] = {}
+        self._taken = self._declared = 0
+        self._met: dict[str, set[TaskKind]] = {}
+        self._make_gatherer = make_gatherer
+        self.gatherer: Gatherer | None = None
+        """Gathers the messages of batch tasks; None until there is such a task."""
         self.returned: Callable[[], int] = lambda: 0
         """How many claimed messages have been given back unrun."""
         self.limit: int | None = None
@@ -136,19 +150,20 @@ class Dispatcher(Service):
         if self._claim_hold.must_wait():
             return 0.1
         waiting = self.quarantine.step() or self._serve()
+        most = math.inf if self.gatherer is None else self.gatherer.step(BUFFER_SECONDS)
         if self._pool.stuck:
             self._pool.kick()
-            return KICK
+            return min(KICK, most)
         if self.quarantine.keeps:  # nothing wakes us when the last neighbour is settled
             return 0.005
         if waiting:
             # The pool wakes us when there is room. The bound limits the age of buffered messages.
-            return 0.02
+            return min(0.02, most)
         next_due = None if self.quiet else self.agenda.next_due_ms()
         until_due = (
             math.inf if next_due is None else (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN
         )
-        return max(0.0, min(self.sweeper.at - time.monotonic(), until_due))
+        return max(0.0, min(self.sweeper.at - time.monotonic(), until_due, most))
 
     def _serve(self) -> bool:
         """Make the visits that are due, as far as there is room. True when some had to wait."""
@@ -164,8 +179,8 @@ class Dispatcher(Service):
                 waiting = True
                 break
             # Room for the kinds of tasks that the topic is known to hold.
-            kinds = self._kinds.get(visit.partition.topic, {False})
-            room = min(self._event_loop.room() if kind else self._pool.room() for kind in kinds)
+            kinds = self._kinds.get(visit.partition.topic, {"def"})
+            room = min(self._room_for(kind).room() for kind in kinds)
             if self.limit is not None:
                 room = min(room, self.limit - self.claimed)
             if room <= 0:
@@ -221,19 +236,26 @@ class Dispatcher(Service):
             signals.report_ids(signals.expired, topic, claimed.over, "expired")
         self.agenda.charge(visit.partition.topic, max(1, len(claimed.leases)))
 
-    def _feed(self, leases: list[Lease]) -> None:
-        """Hand leases of one partition to the pool, and those of coroutines to the event loop."""
-        if leases and any(True in kinds for kinds in self._kinds.values()):
-            kinds = self._kinds.setdefault(leases[0].partition.topic, {False})
+    def _feed(self, leases: list[Lease], *, at_once: bool = False) -> None:
+        """Hand leases of one partition to the pool, those of coroutines to the event loop, and
+        those of batch tasks to the gatherer."""
+        if leases and any(kinds != {"def"} for kinds in self._kinds.values()):
+            kinds = self._kinds.setdefault(leases[0].partition.topic, {"def"})
             coroutines, functions = list[Lease](), list[Lease]()
+            batches: dict[Task[..., Any], list[Lease]] = {}
             for lease in leases:
                 task = registry.by_code.get(task_code_of(lease.record))
-                is_async = task is not None and task.definition.is_async
+                kind = "def" if task is None else task.definition.kind
                 # using(topic=...) sends a message to a topic that declares other tasks. The next
                 # claim knows of it.
-                kinds.add(is_async)
-                (coroutines if is_async else functions).append(lease)
+                kinds.add(kind)
+                if kind == "batch" and task is not None:
+                    batches.setdefault(task, []).append(lease)
+                else:
+                    (coroutines if kind == "async" else functions).append(lease)
             leases = functions
+            for batch_task, gathered in batches.items():
+                self._gathers().add(batch_task, gathered, at_once=at_once)
             if coroutines:
                 room = self._event_loop.free
                 self._event_loop.feed(coroutines[:room])
@@ -241,14 +263,23 @@ class Dispatcher(Service):
         if leases:
             self._pool.feed(leases)
 
+    def _room_for(self, kind: TaskKind) -> ThreadPool[Lease] | EventLoop | Gatherer:
+        """What takes messages of such tasks."""
+        if kind == "batch":
+            return self._gathers()
+        return self._pool if kind == "def" else self._event_loop
+
+    def _gathers(self) -> Gatherer:
+        self.gatherer = self.gatherer or self._make_gatherer()
+        return self.gatherer
+
     @property
-    def _kinds(self) -> dict[str, set[bool]]:
-        """Topic -> whether it has `async def` tasks (True), `def` tasks (False), or both: declared
-        for it, or met."""
+    def _kinds(self) -> dict[str, set[TaskKind]]:
+        """Topic -> the kinds of its tasks: declared for it, or met."""
         if len(registry.by_name) != self._declared:  # some are declared by their first message
             self._declared = len(registry.by_name)
             for task in list(registry.by_name.values()):
-                self._met.setdefault(task.options.topic, set()).add(task.definition.is_async)
+                self._met.setdefault(task.options.topic, set()).add(task.definition.kind)
         return self._met
 
     def _recover(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import Context
 from typing import Any
 
@@ -47,7 +47,7 @@ class EventLoop:
         """When it was asked to cancel a coroutine; 0 when it has done so."""
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
-        self._tasks: dict[Lease, asyncio.Task[None]] = {}
+        self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._fed = 0
         """Handed over so far. Written by the dispatcher's thread only, as the next one by the
         loop's: no lock."""
@@ -77,12 +77,15 @@ class EventLoop:
         """How many more coroutines may start."""
         return max(0, self.size - (self._fed - self._ended))
 
-    def feed(self, leases: list[Lease]) -> None:
-        """Start a coroutine for each lease; one hop into the loop for all."""
+    def feed(
+        self, leases: Sequence[Any], run: Callable[[Any], Awaitable[None]] | None = None
+    ) -> None:
+        """Start a coroutine for each lease; one hop into the loop for all. With `run` they are
+        batches, and that runs them."""
         self._fed += len(leases)
         self._fed_at = time.monotonic()
         # An empty context, of which each coroutine gets a copy: it inherits nothing from here.
-        self._loop.call_soon_threadsafe(self._begin, leases, context=Context())
+        self._loop.call_soon_threadsafe(self._begin, leases, run or self._run, context=Context())
 
     @property
     def running(self) -> list[Lease]:
@@ -95,7 +98,7 @@ class EventLoop:
         asked_at = self._asked_at
         return bool(asked_at) and time.monotonic() - asked_at > BLOCKED
 
-    def cancel(self, lease: Lease) -> None:
+    def cancel(self, lease: Any) -> None:
         """Cancel the coroutine of a lease, if it still runs."""
         if (task := self._tasks.get(lease)) is not None and not self._loop.is_closed():
             self._asked_at = self._asked_at or time.monotonic()
@@ -141,13 +144,13 @@ class EventLoop:
         self._asked_at = 0.0
         task.cancel()
 
-    def _begin(self, leases: list[Lease]) -> None:
+    def _begin(self, leases: Sequence[Any], run: Callable[[Any], Awaitable[None]]) -> None:
         for lease in leases:
-            self._tasks[lease] = self._loop.create_task(self._guarded(lease))
+            self._tasks[lease] = self._loop.create_task(self._guarded(lease, run))
 
-    async def _guarded(self, lease: Lease) -> None:
+    async def _guarded(self, lease: Any, run: Callable[[Any], Awaitable[None]]) -> None:
         try:
-            await self._run(lease)
+            await run(lease)
         finally:
             self._tasks.pop(lease, None)
             self._ended += 1

@@ -11,7 +11,7 @@ import traceback as tracebacks
 from collections.abc import Awaitable, Callable, Collection
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asgiref.sync import sync_to_async
 
@@ -42,6 +42,9 @@ from ..tasks.task import Task
 from .outcome import ClassifiedElsewhere, Outcome, Result
 from .resolved import Resolved, refuse_unrun
 from .shared import Shared
+
+if TYPE_CHECKING:
+    from .middleware import Middleware
 
 logger = logging.getLogger("delayq.worker")
 
@@ -106,16 +109,17 @@ class Executor:
         self._shared = shared
         self._settings = shared.settings
         self._clock = shared.clock
-        self._settle = settle
+        self.settle = settle
         self._connections_checked_at = 0.0
         self._connection_check: asyncio.Future[None] | None = None
         self._call: Callable[[Resolved], Any] = Resolved.call
         self._start: Callable[[Resolved], Awaitable[Any]] = Resolved.call
+        self.middleware: Middleware | None = None
         if self._settings.middleware:
             from .middleware import Middleware
 
-            middleware = Middleware(self._settings.middleware)
-            self._call, self._start = middleware.call, middleware.start
+            self.middleware = Middleware(self._settings.middleware)
+            self._call, self._start = self.middleware.call, self.middleware.start
         context.worker_name = shared.name
         self._isolate = isolate
         """Makes the child processes of isolated tasks. None: these run as others do, in a child
@@ -131,24 +135,22 @@ class Executor:
 
     def _run(self, lease: Lease) -> None:
         try:
-            resolved, outcome = self._resolve(lease)
+            resolved, outcome = self.resolve(lease)
             if resolved is not None:
-                outcome = self._classify(lease, resolved, self._perform(lease, resolved))
+                outcome = self.classify(lease, resolved, self._perform(lease, resolved))
         except BaseException as error:
-            outcome = self._fail(lease, error)
-        self._settle(outcome)
+            outcome = self.fail(lease, error)
+        self.settle(outcome)
 
     async def run_async(self, lease: Lease) -> None:
         """Run an `async def` task on this loop. A cancelled one has failed."""
         try:
-            resolved, outcome = self._resolve(lease)
+            resolved, outcome = self.resolve(lease)
             if resolved is not None:
-                outcome = self._classify(
-                    lease, resolved, await self._perform_async(lease, resolved)
-                )
+                outcome = self.classify(lease, resolved, await self._perform_async(lease, resolved))
         except BaseException as error:
-            outcome = self._fail(lease, error)
-        self._settle(outcome)
+            outcome = self.fail(lease, error)
+        self.settle(outcome)
 
     def warm_up(self, topics: Collection[str]) -> None:
         """Start a child process if one of the topics has isolated tasks: the first message need not
@@ -172,7 +174,7 @@ class Executor:
 
     # Steps
 
-    def _resolve(self, lease: Lease) -> tuple[Resolved | None, Any]:
+    def resolve(self, lease: Lease) -> tuple[Resolved | None, Any]:
         """The task and its arguments, or the outcome of a message that cannot run."""
         now = time.monotonic()
         if lease.ended:  # this process stood still, or Redis was away: another worker has it by now
@@ -236,27 +238,30 @@ class Executor:
         perform_once = self._shared.perform_once
         if perform_once is None:
             raise Snooze(NO_DATABASE_DELAY)
-
-        def detail() -> tuple[int, bytes]:
-            ended_at = time.monotonic()
-            outcome = Outcome(lease, None, Result.ACKED, ended_at)
-            return int(self._clock.at_ms(ended_at)), outcome.detail(self._shared.name, self._clock)
-
-        perform_once(lease, run, detail)
+        perform_once([lease], lambda _: run(), self.acked_detail)
         report = lease.report = lease.report or TaskReport()
         report.archived = True
+
+    def acked_detail(self, lease: Lease) -> tuple[int, bytes]:
+        """The time (ms) at which the run has ended, now, and the JSON for its row."""
+        ended_at = time.monotonic()
+        outcome = Outcome(lease, None, Result.ACKED, ended_at)
+        return int(self._clock.at_ms(ended_at)), outcome.detail(self._shared.name, self._clock)
+
+    def check_connection(self) -> None:
+        """Now and then check the database connection of coroutines, and do not wait for that: the
+        one thread for all of them may be busy with somebody else's query."""
+        now = time.monotonic()
+        if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
+            not self._connection_check or self._connection_check.done()
+        ):
+            self._connections_checked_at = now
+            self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own
         try:
-            # Now and then check the database connection, and do not wait for that: the one thread
-            # for all coroutines may be busy with somebody else's query.
-            now = time.monotonic()
-            if now - self._connections_checked_at > ASYNC_CONNECTION_CHECK and (
-                not self._connection_check or self._connection_check.done()
-            ):
-                self._connections_checked_at = now
-                self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
+            self.check_connection()
             result = await self._start(resolved)
             if result is not None:
                 refuse_unrun(resolved.task.name, result)
@@ -266,7 +271,7 @@ class Executor:
             return error
         return None
 
-    def _classify(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
+    def classify(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
         """What the end of the task means for the message."""
         task = resolved.task
         if error is None:
@@ -297,7 +302,7 @@ class Executor:
             outcome.error_message = f"{outcome.error_message}{also}"[:MAX_REASON]
         return outcome
 
-    def _fail(self, lease: Lease, error: BaseException) -> Outcome:
+    def fail(self, lease: Lease, error: BaseException) -> Outcome:
         """The worker itself has failed, and not the task. This counts as an attempt, so that the
         message is not tried for ever."""
         log_failure(logger, error, "the worker failed at a message of %s", lease.partition)

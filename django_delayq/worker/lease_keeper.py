@@ -140,7 +140,11 @@ class LeaseKeeper(Service):
         if lease not in self._given_up:
             if not self._runs(lease):  # its task has ended in time; the result waits for Redis
                 return False
+            # The messages of a batch begin, and are given up, together.
+            is_new = lease.started_at not in {other.started_at for other in self._given_up}
             self._given_up.add(lease)
+            if not is_new:
+                return True
             logger.error(
                 "task %s has run for %.0f s, more than its max_runtime; its lease is given up and "
                 "it will run again",

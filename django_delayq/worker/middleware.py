@@ -19,7 +19,7 @@ from ..core.exceptions import (
     Snooze,
 )
 from ..tasks.context import CurrentMessage, current_message
-from .resolved import Resolved, refuse_unrun
+from .resolved import Runnable, refuse_unrun
 
 #: What a middleware is given, and what it returns: it calls the next one, at last the task.
 Run = Callable[[CurrentMessage], Any]
@@ -30,7 +30,7 @@ class _Inside:
 
     __slots__ = ("failed", "resolved", "result")
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Runnable) -> None:
         self.resolved = resolved
         self.failed = False
         """Whether the task itself has raised."""
@@ -49,7 +49,7 @@ class Middleware:
         self._chain, _ = _build(paths, _call, is_async=False)
         self._async_chain, self._borrows = _build(paths, _await, is_async=True)
 
-    def call(self, resolved: Resolved) -> Any:
+    def call(self, resolved: Runnable) -> Any:
         """The result of a `def` task that ran inside its layers."""
         inside = _Inside(resolved)
         _inside.set(inside)
@@ -59,7 +59,7 @@ class Middleware:
             _raise(error, inside)
         return inside.result
 
-    async def start(self, resolved: Resolved) -> Any:
+    async def start(self, resolved: Runnable) -> Any:
         """The result of an `async def` task that ran inside its layers."""
         inside = _Inside(resolved)
         _inside.set(inside)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Generator
 from inspect import isasyncgen, isawaitable, isgenerator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..core.message import Body
 from ..tasks.task import Task
+
+
+class Runnable(Protocol):
+    """What the layers of middleware surround."""
+
+    @property
+    def task(self) -> Task[..., Any]:
+        """The task that runs."""
+
+    def call(self) -> Any:
+        """Call its function."""
 
 
 class Resolved(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..core.conf import Settings
@@ -10,9 +10,17 @@ from ..store.clock import ServerClock
 from ..store.lease import Lease
 from ..store.store import RedisStore
 
-#: Arguments: the lease, a function that runs the task, and a function that returns the time of its
-#: end (ms) and the detail for the archive (JSON).
-PerformOnce = Callable[[Lease, Callable[[], object], Callable[[], tuple[int, bytes]]], None]
+#: Arguments: the leases of one call, a function that runs the task for those that have not run yet,
+#: and a function that returns for each of them the time of its end (ms) and the detail for the
+#: archive (JSON), or None when the message goes on.
+PerformOnce = Callable[
+    [
+        Sequence[Lease],
+        Callable[[Sequence[Lease]], object],
+        Callable[[Lease], tuple[int, bytes] | None],
+    ],
+    None,
+]
 
 
 @dataclass(frozen=True, eq=False)

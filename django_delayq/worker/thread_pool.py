@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Generic, Protocol, TypeVar
 
 from ..core.connections import close_all, close_broken, make_caches
 from ..core.log import log_failure
-from ..store.lease import Lease
 
 logger = logging.getLogger("delayq.worker")
 
@@ -31,29 +31,43 @@ WORTH_A_THREAD = 0.001
 HELD_UP = 0.25
 
 
+class _Claimed(Protocol):
+    claimed_at: float
+
+
+W = TypeVar("W", bound=_Claimed)
+"""What a thread runs at a time: a lease, or a batch of them."""
+
+
 @dataclass(slots=True, eq=False)
-class Slot:
+class Slot(Generic[W]):
     """One thread and its present work."""
 
     idle: bool = True
     begun: float = 0.0
-    lease: Lease | None = None
+    lease: W | None = None
     thread: threading.Thread | None = None
 
 
-class ThreadPool:
+class ThreadPool(Generic[W]):
     """`size` threads. The dispatcher feeds it and asks for its room; the threads take from the
     buffer themselves."""
 
     def __init__(
-        self, size: int, run: Callable[[Lease], None], on_room: Callable[[], None]
+        self,
+        size: int,
+        run: Callable[[W], None],
+        on_room: Callable[[], None],
+        *,
+        name: str = "delayq-pool",
     ) -> None:
         self.size = size
+        self._name = name
         self._run = run
         self._on_room = on_room
-        self._buffer: deque[Lease] = deque()
+        self._buffer: deque[W] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()
-        self.slots = [Slot() for _ in range(size)]
+        self.slots = [Slot[W]() for _ in range(size)]
         self._mean_s = 0.0
         """Running mean of the time a message takes on a thread; 0 until the first."""
         self._low_water = -1
@@ -63,7 +77,7 @@ class ThreadPool:
         """Begin the threads."""
         for number, slot in enumerate(self.slots):
             slot.thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"delayq-pool-{number}", daemon=True
+                target=self._work, args=(slot,), name=f"{self._name}-{number}", daemon=True
             )
             slot.thread.start()
 
@@ -89,7 +103,7 @@ class ThreadPool:
             self._low_water = -1
         return max(0, room)
 
-    def feed(self, leases: list[Lease]) -> None:
+    def feed(self, leases: list[W]) -> None:
         """Take the leases and wake as many threads as the work is worth."""
         self._buffer.extend(leases)
         self._wake_threads(
@@ -110,7 +124,7 @@ class ThreadPool:
         return bool(self._buffer) and any(slot.idle for slot in self.slots)
 
     @property
-    def running(self) -> list[Lease]:
+    def running(self) -> list[W]:
         """What the threads run now."""
         return [lease for slot in self.slots if (lease := slot.lease) is not None]
 
@@ -119,9 +133,9 @@ class ThreadPool:
         """How many messages wait for a thread."""
         return len(self._buffer)
 
-    def take_back(self, older_than: float = -1.0) -> list[Lease]:
+    def take_back(self, older_than: float = -1.0) -> list[W]:
         """Remove what has waited in the buffer for longer than so many seconds, to release it."""
-        taken: list[Lease] = []
+        taken: list[W] = []
         now = time.monotonic()
         while True:
             try:
@@ -143,7 +157,7 @@ class ThreadPool:
         for _ in range(min(max(1, count), idle)):
             self._wake.put(True)
 
-    def _work(self, slot: Slot) -> None:
+    def _work(self, slot: Slot[W]) -> None:
         make_caches()
         try:
             going_on = True
@@ -158,7 +172,7 @@ class ThreadPool:
         finally:
             close_all()
 
-    def _empty_buffer(self, slot: Slot) -> bool:
+    def _empty_buffer(self, slot: Slot[W]) -> bool:
         """Run until the buffer is empty. Returns True."""
         buffer, run = self._buffer, self._run
         slot.idle = False

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.conf import Settings
 from ..core.service import Service, Sleeper
@@ -31,6 +31,9 @@ from .sampler import Sampler
 from .settler import Settler
 from .shared import PerformOnce, Shared
 from .thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from .batches.gatherer import Gatherer
 
 #: Threads of a worker that talk to Redis, beside those of the tasks: one for each service.
 SERVICE_THREADS = 7
@@ -79,11 +82,13 @@ class Worker:
             self._on_room,
             self.executor.close_connections,
         )
-        self.dispatcher = Dispatcher(self.shared, self.pool, self.event_loop, self.release)
+        self.dispatcher = Dispatcher(
+            self.shared, self.pool, self.event_loop, self.release, self._gatherer
+        )
         self.dispatcher.limit = options.max_messages
         self.dispatcher.returned = lambda: self.settled[Result.RELEASED]
         self.dispatcher.sweeper.on_finished = self.on_finished
-        self.lease_keeper = LeaseKeeper(self.shared, self.event_loop.cancel, self.runs)
+        self.lease_keeper = LeaseKeeper(self.shared, self._end_run, self.runs)
         self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
         self.listener = Listener(
             self.shared,
@@ -129,6 +134,9 @@ class Worker:
             claiming.stop()
         self.dispatcher.join(self.shared.settings.socket_timeout)
         self.release([*self.pool.take_back(), *self.dispatcher.quarantine.take_back()])
+        gatherer = self.dispatcher.gatherer
+        if gatherer is not None:
+            self.release(gatherer.take_back())
         while not self.idle and time.monotonic() < deadline:
             self.progress.wait(0.005)
         left = [lease for lease in list(self.shared.held) if not lease.lost]
@@ -145,6 +153,8 @@ class Worker:
         for service in self.sql_services:  # a transaction that is open may end
             service.join(deadline + 1.0 - time.monotonic())
         self.pool.stop()
+        if gatherer is not None:
+            gatherer.stop()
         self.event_loop.stop()
         with suppress(Exception):  # Redis is away: the heartbeat grows old by itself
             self.shared.store.workers.forget(self.shared.name)
@@ -170,7 +180,12 @@ class Worker:
     def runs(self, lease: Lease) -> bool:
         """Whether its task runs now: not while it is buffered, nor while its result waits to be
         settled."""
-        return lease in self.pool.running or lease in self.event_loop.running
+        gatherer = self.dispatcher.gatherer
+        return (
+            lease in self.pool.running
+            or lease in self.event_loop.running
+            or (gatherer is not None and gatherer.runs(lease))
+        )
 
     @property
     def idle(self) -> bool:
@@ -209,21 +224,25 @@ class Worker:
         """Whether every thread, or every coroutine, has overrun its max_runtime, or one coroutine
         blocks all others: this process can do no more."""
         hang, options = self.lease_keeper.gave_up, self.options
+        gatherer = self.dispatcher.gatherer
         return (
             sum(map(hang, self.pool.running)) >= options.concurrency
             or sum(map(hang, self.event_loop.running)) >= options.async_concurrency
             or self.event_loop.blocked
+            or (gatherer is not None and gatherer.hangs(hang))
         )
 
     def figures(self) -> dict[str, Any]:
         """For heartbeats and the health port."""
+        gatherer = self.dispatcher.gatherer
+        in_batches = 0 if gatherer is None else len(gatherer.running)
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": PACKAGE_VERSION,
             "topics": list(self.options.topics),
             "concurrency": self.options.concurrency,
-            "running": len(self.pool.running) + len(self.event_loop.running),
+            "running": len(self.pool.running) + len(self.event_loop.running) + in_batches,
             "in_flight": len(self.shared.held),
             "started_ms": int(self._started_at * 1000),
             "overrun": self.lease_keeper.overrun,
@@ -238,6 +257,20 @@ class Worker:
         archive."""
         for service in self.sql_services:
             service.messages_ended()
+
+    def _end_run(self, lease: Lease) -> None:
+        self.event_loop.cancel(lease)
+        if self.dispatcher.gatherer is not None:
+            self.dispatcher.gatherer.end_run(lease)
+
+    def _gatherer(self) -> Gatherer:
+        """Imported only by a worker that has batch tasks."""
+        from .batches.batch_executor import BatchExecutor
+        from .batches.gatherer import Gatherer
+
+        executor = BatchExecutor(self.shared, self.executor)
+        threads = self.options.concurrency
+        return Gatherer(executor, self.event_loop, self.release, self._on_room, threads)
 
     def _on_room(self) -> None:
         self.dispatcher.sleeper.wake()

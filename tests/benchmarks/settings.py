@@ -16,6 +16,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django_delayq",
     "tests.benchmarks",
+    *(["tests.benchmarks.shop"] if os.environ.get("DELAYQ_BENCH_SHOP") == "1" else []),
 ]
 DATABASES = {
     "default": configured(

@@ -16,7 +16,7 @@ from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
 from tests.faults import unreachable
 from tests.worker.moving import LONG_AGO, eventually
-from tests.worker.test_dispatcher import Takes
+from tests.worker.test_dispatcher import Takes, no_batches
 
 
 class Sender:
@@ -33,7 +33,7 @@ class Sender:
 
 def dispatcher_of(shared: Shared, send: Sender, pool: Takes) -> Dispatcher:
     return Dispatcher(
-        replace(shared, before_claims=send), pool, Takes(), lambda *leases, **how: None
+        replace(shared, before_claims=send), pool, Takes(), lambda *leases, **how: None, no_batches
     )  # type: ignore[arg-type]
 
 

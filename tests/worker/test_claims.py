@@ -22,7 +22,7 @@ from tests.app.tasks import record
 from tests.faults import scripts_run
 from tests.store.factories import rewind
 from tests.worker.moving import LONG_AGO
-from tests.worker.test_dispatcher import Takes, settle_down
+from tests.worker.test_dispatcher import Takes, no_batches, settle_down
 
 DEFAULT = Partition("default", 0)
 
@@ -48,7 +48,7 @@ def limited(settings: Any, shared: Shared) -> Iterator[Shared]:
 
 def dispatcher_of(shared: Shared) -> tuple[Dispatcher, Takes]:
     pool = Takes()
-    return Dispatcher(shared, pool, Takes(), lambda leases: None), pool  # type: ignore[arg-type]
+    return Dispatcher(shared, pool, Takes(), lambda leases: None, no_batches), pool  # type: ignore[arg-type]
 
 
 def test_a_dispatcher_sleeps_until_the_next_may_start(limited: Shared) -> None:

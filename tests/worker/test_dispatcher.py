@@ -64,6 +64,10 @@ def coroutines() -> Takes:
     return Takes()
 
 
+def no_batches() -> Any:
+    raise AssertionError("no task here is a batch task")
+
+
 @pytest.fixture
 def released() -> list[Lease]:
     return []
@@ -71,13 +75,15 @@ def released() -> list[Lease]:
 
 @pytest.fixture
 def dispatcher(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
-    return Dispatcher(shared, pool, coroutines, released.extend)
+    return Dispatcher(shared, pool, coroutines, released.extend, no_batches)
 
 
 @pytest.fixture
 def single(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
     """Of one topic: its first script call is the claim of that topic."""
-    return Dispatcher(replace(shared, topics=("default",)), pool, coroutines, released.extend)
+    return Dispatcher(
+        replace(shared, topics=("default",)), pool, coroutines, released.extend, no_batches
+    )
 
 
 def due(count: int, task: Any = record) -> list[Handle]:

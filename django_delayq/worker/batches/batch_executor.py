@@ -1,0 +1,228 @@
+"""Runs the messages of one batch in one call, and what fails again by halves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from ...core.connections import close_broken
+from ...core.exceptions import ControlFlow, MiddlewareFailed, Snooze
+from ...core.task_report import TaskReport
+from ...store.lease import Lease
+from ...tasks.batch import Batch, BatchMessage
+from ...tasks.context import running
+from ...tasks.task import Task
+from ..executor import NO_DATABASE_DELAY, Executor
+from ..outcome import Outcome, Result
+from ..resolved import Resolved, refuse_unrun
+from ..shared import Shared
+from .calls import Calls
+
+
+class Gathered:
+    """Leases of one task that run together."""
+
+    __slots__ = ("claimed_at", "closes_at", "leases", "task")
+
+    def __init__(self, task: Task[..., Any], closes_at: float) -> None:
+        self.task = task
+        self.leases: list[Lease] = []
+        self.closes_at = closes_at
+        """Local monotonic time until which it gathers."""
+        self.claimed_at = 0.0
+        """Local monotonic time since which it waits for a thread."""
+
+
+class ResolvedBatch(NamedTuple):
+    """What a call needs."""
+
+    task: Task[..., Any]
+    batch: Batch[Any]
+
+    def call(self) -> Any:
+        """Call the function: the result of a `def` task, the coroutine of an `async def` task."""
+        return self.task.definition.func(self.batch)
+
+
+class _Member:
+    """One message of a batch that is to be called, and what the last call has said about it."""
+
+    __slots__ = ("lease", "message", "resolved")
+
+    def __init__(self, lease: Lease, resolved: Resolved) -> None:
+        self.lease = lease
+        self.resolved = resolved
+        self.message: BatchMessage[Any] | None = None
+
+    @property
+    def verdict(self) -> ControlFlow | None:
+        return None if self.message is None else self.message.verdict
+
+
+class BatchExecutor:
+    """Turns a batch of leases into outcomes, one for each."""
+
+    def __init__(self, shared: Shared, executor: Executor) -> None:
+        self._shared = shared
+        self._executor = executor
+        layers = executor.middleware
+        self._run_layers: Callable[[ResolvedBatch], Any] = (
+            layers.call if layers else ResolvedBatch.call
+        )
+        self._await_layers: Callable[[ResolvedBatch], Awaitable[Any]] = (
+            layers.start if layers else ResolvedBatch.call
+        )
+        self.coroutines: set[Gathered] = set()
+        """Batches that run on the event loop."""
+
+    def run(self, gathered: Gathered) -> None:
+        """Run a batch of a `def` task on this thread. Never raises."""
+        copy_context().run(self._run, gathered)
+
+    def _run(self, gathered: Gathered) -> None:
+        left = set(gathered.leases)
+        try:
+            calls = self._calls(gathered, left)
+            while part := calls.take():
+                members = self._begin(part, left)
+                if members:
+                    error = self._perform(gathered.task, members)
+                    self._end(calls, members, error, left)
+        except BaseException as error:
+            self._fail(left, error)
+
+    async def run_async(self, gathered: Gathered) -> None:
+        """Run a batch of an `async def` task on this loop."""
+        left = set(gathered.leases)
+        self.coroutines.add(gathered)
+        try:
+            calls = self._calls(gathered, left)
+            while part := calls.take():
+                members = self._begin(part, left)
+                if members:
+                    error = await self._perform_async(gathered.task, members)
+                    self._end(calls, members, error, left)
+        except BaseException as error:
+            self._fail(left, error)
+        finally:
+            self.coroutines.discard(gathered)
+
+    # Steps
+
+    def _calls(self, gathered: Gathered, left: set[Lease]) -> Calls[_Member]:
+        """Read all messages. What cannot run has its outcome now."""
+        members: list[_Member] = []
+        for lease in gathered.leases:
+            resolved, outcome = self._executor.resolve(lease)
+            if resolved is None:
+                left.discard(lease)
+                self._executor.settle(outcome)
+            else:
+                members.append(_Member(lease, resolved))
+        return Calls(members)
+
+    def _begin(self, part: Sequence[_Member], left: set[Lease]) -> Sequence[_Member]:
+        """Those of the part whose leases have not ended. Their time begins with this call, and so
+        does that of the messages whose call comes later."""
+        now = time.monotonic()
+        for lease in left:
+            lease.started_at = now
+        if not any(member.lease.ended for member in part):
+            return part
+        for member in part:
+            if member.lease.ended:  # another worker may run it
+                left.discard(member.lease)
+                self._executor.settle(Outcome(member.lease, None, Result.RELEASED, now))
+        return [member for member in part if member.lease in left]
+
+    def _perform(self, task: Task[..., Any], part: Sequence[_Member]) -> BaseException | None:
+        running.set(part[0].lease)
+        try:
+            if task.definition.options.exactly_once:
+                self._perform_once(task, part)
+            else:
+                self._call(task, part)
+        except BaseException as error:  # SystemExit of a task must not end the thread
+            return error
+        else:
+            return None
+        finally:
+            close_broken()
+
+    async def _perform_async(
+        self, task: Task[..., Any], part: Sequence[_Member]
+    ) -> BaseException | None:
+        running.set(part[0].lease)
+        try:
+            self._executor.check_connection()
+            refuse_unrun(task.name, await self._await_layers(self._resolved(task, part)))
+        except BaseException as error:
+            return error
+        return None
+
+    def _call(self, task: Task[..., Any], part: Sequence[_Member]) -> None:
+        refuse_unrun(task.name, self._run_layers(self._resolved(task, part)))
+
+    def _resolved(self, task: Task[..., Any], part: Sequence[_Member]) -> ResolvedBatch:
+        """A fresh batch: what an earlier call has said about its messages does not count."""
+        limit = self._shared.settings.body_limit if task.definition.options.result else None
+        for member in part:
+            if member.lease.report is not None:
+                member.lease.report.result = None
+            member.message = BatchMessage(member.lease, member.resolved.body, limit)
+        return ResolvedBatch(task, Batch([m.message for m in part if m.message is not None]))
+
+    def _perform_once(self, task: Task[..., Any], part: Sequence[_Member]) -> None:
+        """The effects of the call and the rows of the messages that are done, in one
+        transaction."""
+        perform_once = self._shared.perform_once
+        if perform_once is None:
+            raise Snooze(NO_DATABASE_DELAY)
+        by_lease = {member.lease: member for member in part}
+        detail: Callable[[Lease], tuple[int, bytes]] = self._executor.acked_detail
+
+        def run(leases: Sequence[Lease]) -> None:
+            # A message whose row is there has run before: it is done, and not called again.
+            for member in part:
+                member.message = None
+            self._call(task, [by_lease[lease] for lease in leases])
+
+        def detail_of(lease: Lease) -> tuple[int, bytes] | None:
+            return detail(lease) if by_lease[lease].verdict is None else None
+
+        perform_once([member.lease for member in part], run, detail_of)
+        for member in part:
+            if member.verdict is None:
+                report = member.lease.report = member.lease.report or TaskReport()
+                report.archived = True
+
+    def _end(
+        self,
+        calls: Calls[_Member],
+        part: Sequence[_Member],
+        error: BaseException | None,
+        left: set[Lease],
+    ) -> None:
+        """Settle the messages of a call, or split them."""
+        if error is None:
+            calls.succeeded()
+        elif _is_about_messages(error) and calls.split(part):
+            return
+        classify, settle = self._executor.classify, self._executor.settle
+        for member in part:
+            said = member.verdict if error is None or isinstance(error, ControlFlow) else None
+            outcome = classify(member.lease, member.resolved, said or error)
+            left.discard(member.lease)
+            settle(outcome)
+
+    def _fail(self, left: set[Lease], error: BaseException) -> None:
+        for lease in left:
+            self._executor.settle(self._executor.fail(lease, error))
+
+
+def _is_about_messages(error: BaseException) -> bool:
+    """Whether one of the messages may be to blame. A task that says Retry, Snooze or Reject means
+    all of them; a cancelled coroutine, or a SystemExit, is about the call."""
+    return isinstance(error, Exception) and not isinstance(error, ControlFlow | MiddlewareFailed)

@@ -1,0 +1,117 @@
+"""Orders that are due at one instant and are closed by an UPDATE: one message a call, 500 a call, 500
+a call exactly once, and a bare loop of UPDATEs of 500 rows."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from tests.benchmarks import common, on_database
+from tests.benchmarks.common import median
+
+COUNT = 20_000
+RUNS = 5
+#: Orders of one statement of the bare loop, as of one batch.
+ROWS = 500
+#: A run that closes fewer orders a second has failed.
+SLOWEST = 200
+
+
+def main(arguments: list[str]) -> None:
+    """On PostgreSQL."""
+    own = on_database.arguments_of("orders", ["postgresql"], arguments)
+    if own is not None:
+        measure(common.options(own, RUNS))
+
+
+def measure(options: common.Options) -> None:
+    """The ways by turns, so that a slow minute of the machine meets all of them."""
+    count = options.scaled(COUNT, 1_000)
+    os.environ["DELAYQ_BENCH_SHOP"] = "1"
+    with common.bench_server():
+        from django.core.management import call_command
+
+        call_command("migrate", verbosity=0, run_syncdb=True)
+        from tests.benchmarks.shop import tasks
+
+        ways = {
+            "single": tasks.close_order,
+            "batch": tasks.close_orders,
+            "exactly once": tasks.close_orders_once,
+        }
+        found: dict[str, list[float]] = {"bare": [], **{way: [] for way in ways}}
+        for number in range(options.runs + 1):
+            found["bare"].append(_bare(count))
+            for way, task in ways.items():
+                # A quarter for the slow way: its rate does not depend on the number.
+                found[way].append(_ours(task, count // 4 if way == "single" else count, options))
+            if number == 0:  # that was the warm-up
+                found = {way: [] for way in found}
+    bare, single = median(found["bare"]), median(found["single"])
+    for way in ways:
+        rate = median(found[way])
+        common.report(
+            "orders",
+            rate,
+            "orders/s",
+            case=way,
+            ceiling=bare,
+            ceiling_is=f"a bare loop of UPDATEs of {ROWS} rows",
+            ratio=rate / bare,
+            against_single=rate / single,
+            seconds=count / rate,
+            runs=options.runs,
+        )
+
+
+def _orders(count: int) -> list[int]:
+    """The ids of new orders."""
+    from tests.benchmarks.shop.models import BenchOrder
+
+    BenchOrder.objects.all().delete()
+    made = BenchOrder.objects.bulk_create([BenchOrder() for _ in range(count)], batch_size=5_000)
+    return [order.pk for order in made]
+
+
+def _bare(count: int) -> float:
+    from tests.benchmarks.shop.models import BenchOrder
+
+    ids = _orders(count)
+    begun = time.perf_counter()
+    for first in range(0, count, ROWS):
+        chosen = BenchOrder.objects.filter(pk__in=ids[first : first + ROWS], state="pending")
+        chosen.update(state="closed")
+    return count / (time.perf_counter() - begun)
+
+
+def _ours(task: Any, count: int, options: common.Options) -> float:
+    """Orders a second, from the due instant until all are closed and acked."""
+    from tests.benchmarks.shop.models import BenchOrder
+
+    ids = _orders(count)
+    with common.BenchWorker(*options.worker, topics=task.options.topic):
+        task.enqueue(0)  # connections are made, and a thread has worked
+        time.sleep(0.5)
+        due, at = common.stored_instant(1.5 + count / 20_000)
+        task.using(due_at=at).enqueue_many((order_id,) for order_id in ids)
+        assert time.time() < due, "enqueueing took longer than the head start"
+        time.sleep(max(0.0, due - time.time()))
+        closed = common.wait_until(lambda: _left(task.options.topic) == 0, 10 + count / SLOWEST)
+        took = time.time() - due
+    assert closed, f"{_left(task.options.topic):,} messages of {task.name} are left"
+    assert not BenchOrder.objects.filter(state="pending").exists()
+    return count / took
+
+
+def _left(topic: str) -> int:
+    """Messages that are not acked."""
+    from django_delayq import topic_stats
+
+    stats = topic_stats(topic)
+    return stats.delayed + stats.backlog + stats.leased
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
