@@ -20,9 +20,9 @@ from django_delayq.checks import check_reports
 from django_delayq.core import exceptions
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.message import (
-    COMPRESSED,
     MAX_BODY,
     MAX_DEPTH,
+    PACKED,
     Body,
     check_json,
     decode_body,
@@ -112,11 +112,11 @@ HOSTILE_BODIES = [
 
 
 @pytest.mark.parametrize("body", HOSTILE_BODIES, ids=range(len(HOSTILE_BODIES)))
-@pytest.mark.parametrize("flags", [0, COMPRESSED])
+@pytest.mark.parametrize("flags", [0, PACKED])
 def test_hostile_bodies_run_no_code(body: bytes, flags: int) -> None:
     raw = zlib.compress(body) if flags else body
     with nothing_runs(), pytest.raises(exceptions.UndecodableMessage):
-        decode_body(flags, raw)
+        decode_body(flags, raw, b"")
 
 
 def test_the_package_names_no_way_to_run_data() -> None:
