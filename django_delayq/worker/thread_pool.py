@@ -170,6 +170,7 @@ class ThreadPool:
             try:
                 lease = buffer.popleft()
             except IndexError:
+                close_broken()  # a thread that waits holds no more than CONN_MAX_AGE allows
                 return True
             slot.begun = begun = time.monotonic()
             slot.lease = lease
