@@ -22,7 +22,8 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.conf import get_settings
-from ..core.database import may_pass, renew
+from ..core.connections import renew
+from ..core.database import may_pass
 from ..core.exceptions import ArchiveUnavailable, DelayQError
 from ..core.message import new_id
 from ..core.service import Service

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from django.core.cache import caches
 from django.db import close_old_connections, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("delayq.worker")
 
@@ -23,8 +25,30 @@ def make_caches() -> None:
             logger.debug("cache %r cannot be made", alias, exc_info=True)
 
 
+def renew_all() -> None:
+    """Between two pieces of work that follow each other: renew() for the connections of this
+    thread. Never raises."""
+    try:
+        for connection in connections.all(initialized_only=True):
+            renew(connection)
+    except Exception:
+        logger.exception("a database connection could not be closed")
+
+
+def renew(connection: BaseDatabaseWrapper) -> None:
+    """Close a connection that does not work any more, or that is older than CONN_MAX_AGE and a
+    second.
+
+    With the usual CONN_MAX_AGE of 0 who works all the time would connect for each message, or each
+    batch of the archive: a task with one UPDATE takes eight times as long on PostgreSQL.
+    """
+    too_old = connection.close_at is not None and time.monotonic() > connection.close_at + 1
+    if too_old or connection.errors_occurred:
+        connection.close_if_unusable_or_obsolete()
+
+
 def close_broken() -> None:
-    """Between two pieces of work, close the connections that the server has closed or that are too
+    """Before and after a wait, close the connections that the server has closed or that are too
     old (CONN_MAX_AGE).
 
     If a connection cannot be closed, that is logged: the work before it is done all the same.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -31,18 +30,6 @@ def reached() -> Iterator[None]:
     except Error as error:
         connection.close()
         raise DatabaseUnavailable(f"{type(error).__name__}: {error}".strip()) from error
-
-
-def renew(connection: BaseDatabaseWrapper) -> None:
-    """Close a connection that does not work any more, or that is older than CONN_MAX_AGE and a
-    second.
-
-    With the usual CONN_MAX_AGE of 0 a service that works all the time would connect for each
-    transaction, which takes PostgreSQL as long as 200 rows of the archive.
-    """
-    too_old = connection.close_at is not None and time.monotonic() > connection.close_at + 1
-    if too_old or connection.errors_occurred:
-        connection.close_if_unusable_or_obsolete()
 
 
 def write_first(connection: BaseDatabaseWrapper, model: type[Model]) -> None:

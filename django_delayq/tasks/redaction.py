@@ -25,6 +25,7 @@ from ..core.message import Message, Record, decode_body
 from ..store.lease import Lease
 from . import registry
 from .arguments import Arguments, in_one_line
+from .naming import kept_task_name
 
 logger = logging.getLogger("delayq")
 
@@ -212,8 +213,11 @@ def hidden_in(lease: Lease) -> list[str]:
         body = decode_body(record.flags, record.body, lease.id)
     except UndecodableMessage:
         return []
-    task = registry.by_code[record.task_code]
     arguments = body.args, body.kwargs
+    task = registry.by_code.get(record.task_code)
+    if task is None:  # a consumer of the HTTP API runs it
+        name = kept_task_name(lease.partition, record.task_code)
+        return hidden_texts(lease.partition.topic, name, arguments)
     try:
         typed = task.definition.annotations.read(list(body.args), dict(body.kwargs))
     except Exception:  # the texts of the JSON are those that matter most

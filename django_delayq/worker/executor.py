@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asgiref.sync import sync_to_async
 
 from ..core import signals
-from ..core.connections import close_all, close_broken
+from ..core.connections import close_all, close_broken, renew_all
 from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
@@ -211,7 +211,7 @@ class Executor:
         else:
             return None
         finally:
-            close_broken()
+            renew_all()
 
     def _run_def(self, lease: Lease, resolved: Resolved) -> None:
         result = self._call(resolved)

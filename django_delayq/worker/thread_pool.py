@@ -184,6 +184,7 @@ class ThreadPool(Generic[W]):
             try:
                 lease = buffer.popleft()
             except IndexError:
+                close_broken()  # a thread that waits holds no more than CONN_MAX_AGE allows
                 return True
             slot.begun = begun = time.monotonic()
             slot.lease = lease

@@ -422,14 +422,14 @@ def test_coroutines_beside_each_other_see_their_own_messages(
 
 @pytest.mark.parametrize("mode", ["return", "fail", "exit"])
 def test_old_connections_are_closed_after_every_task(claim: Claim, run: Run, mode: str) -> None:
-    with mock.patch.object(connections, "close_old_connections") as close:
+    with mock.patch.object(module, "renew_all") as renew:
         run(claim(act, mode))
-    assert close.call_count == 1
+    assert renew.call_count == 1
 
 
 def test_database_that_cannot_be_closed_says_nothing_about_the_task(claim: Claim, run: Run) -> None:
     error = OSError("the database is gone")
-    with mock.patch.object(connections, "close_old_connections", side_effect=error):
+    with mock.patch.object(connections, "connections", **{"all.side_effect": error}):
         outcome = run(claim(act))
     assert outcome.result is Result.ACKED
 
