@@ -32,6 +32,7 @@ from ..store.finished import FinishedStream, lengths
 from ..store.keys import Partition
 from ..store.store import RedisStore
 from . import archive_rows, closing, copying, unarchivable
+from .archive_rows import is_kept
 
 logger = logging.getLogger("delayq.worker")
 
@@ -220,7 +221,7 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
         renew(connection)
         if not search and copying.is_worth_it(entries, connection):
             with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):
-                copying.copy_rows(entries, connection)
+                copying.copy_rows([e for e in entries if is_kept(e)], connection)
                 return closing.close(entries)
         return _store(entries, connection)
     except DelayQError:

@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import ArchivedMessage
 from ..store.entries import Entry
-from .archive_rows import COLUMNS, LAST_MS, Forms, is_kept, row_of
+from .archive_rows import COLUMNS, LAST_MS, Forms, row_of
 
 #: What psycopg is told for a column's type. It makes the same bytes as for the true one, from what
 #: we have: 16 bytes of an id, whole microseconds of an instant. To make a UUID and a datetime of
@@ -41,7 +41,7 @@ def _is_psycopg_3() -> bool:
 
 
 def copy_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
-    """Insert the rows of those entries that are kept.
+    """Insert the rows of the entries.
 
     PostgreSQL reads while rows are still made. Raises IntegrityError when one of them is there
     already, NotSupportedError where a policy of row security forbids COPY, and what row_of() does.
@@ -56,8 +56,7 @@ def copy_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None
     ):
         copied.set_types(types)
         for entry in ordered:
-            if is_kept(entry):
-                copied.write_row(row_of(entry, _BINARY))
+            copied.write_row(row_of(entry, _BINARY))
 
 
 def _microseconds(ms: float) -> int:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from django.db import Error, IntegrityError, transaction
+from django.db import Error, IntegrityError, NotSupportedError, connections, transaction
 
 from ..core.conf import get_settings
 from ..core.exceptions import Snooze
 from ..store.entries import Entry
 from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
-from . import archive_rows
+from . import archive_rows, copying
+
+
+def _archive_once(entries: Sequence[Entry]) -> None:
+    connection = connections[get_settings().database]
+    if copying.is_worth_it(entries, connection):
+        with suppress(NotSupportedError), transaction.atomic(using=connection.alias):
+            copying.copy_rows(entries, connection)
+            return
+    archive_rows.archive_once(entries)
 
 
 def perform(
@@ -35,16 +45,13 @@ def perform(
         try:
             with transaction.atomic(using=get_settings().database):
                 run(left)
-                archive_rows.archive_once(
-                    [
-                        Entry(
-                            b"", lease.partition, lease.id, "acked", ended[0], lease.record,
-                            lease.entry, ended[1],
-                        )
-                        for lease in left
-                        if (ended := detail(lease)) is not None
-                    ]
-                )  # fmt: skip
+                entries = [
+                    Entry(b"", lease.partition, lease.id, "acked", ended[0], lease.record,
+                          lease.entry, ended[1])
+                    for lease in left
+                    if (ended := detail(lease)) is not None
+                ]  # fmt: skip
+                _archive_once(entries)
         except IntegrityError:
             before, left = left, archive_rows.without_row(left)
             if len(left) == len(before):  # it is the task's own
