@@ -16,7 +16,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from django_delayq import Reject, constant, current_message, delayed_task
+from django_delayq import Batch, Reject, constant, current_message, delayed_task
 
 #: A gate that is never opened must not keep a process for ever.
 GATE_SECONDS = 60.0
@@ -48,6 +48,15 @@ def reject() -> None:
     """Dead at once."""
     write()
     raise Reject("never")
+
+
+@delayed_task(ttr=2, batch=50, linger=0.02)
+def work_many(messages: Batch[float]) -> None:
+    """A batch that takes its time for each message."""
+    for message in messages:
+        line = f"{message.id} {message.attempt} {time.time():.6f} {os.getpid()} start\n"
+        os.write(_history(), line.encode())
+        time.sleep(message.args[0])
 
 
 @delayed_task(ttr=2)

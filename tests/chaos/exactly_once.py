@@ -124,14 +124,15 @@ def _produce(
     from django.db import connection, transaction
 
     from tests.chaos.models import Counter as Row
-    from tests.chaos.tasks import add
+    from tests.chaos.tasks import add, add_many
 
     dice = random.Random(dice.random())
     Row.objects.get_or_create(name=name)
     expected[name] = expected.get(name, 0) + count
     for number in range(count):
         with _unsent(number), transaction.atomic():
-            handle = add.using(delay=dice.randrange(max(1, int(seconds)))).enqueue(name)
+            task = add_many if number % 2 else add
+            handle = task.using(delay=dice.randrange(max(1, int(seconds)))).enqueue(name)
         ids.append(handle.id)
     connection.close()
 

@@ -4,10 +4,11 @@ kill -9, too."""
 from __future__ import annotations
 
 import time
+from collections import Counter as PerCounter
 
 from django.db.models import F
 
-from django_delayq import current_message, delayed_task
+from django_delayq import Batch, current_message, delayed_task
 from tests.chaos import history
 from tests.chaos.models import Counter, Effect
 
@@ -31,6 +32,16 @@ def add(counter: str) -> None:
     """Adds 1: run twice, or half, it would be seen in the sum."""
     _note()
     Counter.objects.filter(name=counter).update(value=F("value") + 1)
+    time.sleep(HOLD)
+
+
+@delayed_task(ttr=2, exactly_once=True, durable=True, batch=100, linger=0.05)
+def add_many(messages: Batch[str]) -> None:
+    """Adds 1 for each message."""
+    for message in messages:
+        history.write(message.id, message.attempt, time.time(), "start")
+    for counter, many in PerCounter(message.args[0] for message in messages).items():
+        Counter.objects.filter(name=counter).update(value=F("value") + many)
     time.sleep(HOLD)
 
 

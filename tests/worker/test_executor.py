@@ -558,7 +558,7 @@ def test_bug_of_the_worker_is_an_attempt(
     claim: Claim, run: Run, executor: Executor, *, task: Any, attempt: int, result: Result
 ) -> None:
     """Whatever is wrong, the thread goes on and the message is not held for ever."""
-    with mock.patch.object(executor, "_classify", side_effect=unformattable()):
+    with mock.patch.object(executor, "classify", side_effect=unformattable()):
         outcome = run(with_attempts(claim(task), attempt))
     assert (outcome.result, outcome.error_class) == (result, "SyntaxError")
 

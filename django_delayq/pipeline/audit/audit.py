@@ -61,7 +61,7 @@ class _Audit:
         self.kept: list[DataFrame] = []
         self.report = Report(job="audit")
         self.ledger = Ledger(Lake(params.lake)) if params.lake else None
-        self.batches: Sequence[audit_lake.Batch] = ()
+        self.batches: Sequence[audit_lake.AuditedBatch] = ()
 
     def run(self) -> Report:
         """All steps."""

@@ -44,7 +44,7 @@ REPAIR = (
 REWRITTEN = (FindingKind.LATE_ROW, FindingKind.CHANGED_ROW, FindingKind.SURPLUS_ROW)
 
 
-class Batch(NamedTuple):
+class AuditedBatch(NamedTuple):
     """A batch of the lake."""
 
     number: int
@@ -56,19 +56,19 @@ class Batch(NamedTuple):
     """Whether an export has deleted rows of it from SQL."""
 
 
-def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[Batch]:
+def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[AuditedBatch]:
     """In the order of their ids."""
     pruned = {row.lo for row in ledger.batches if row.state == PRUNED or row.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
     sums = {lo: (one.rows, int(one.signature or 0)) for lo, one in batch_sums(commits).items()}
     return [
-        Batch(number, commit.lo, commit.hi, sums[commit.lo], commit.lo in pruned)
+        AuditedBatch(number, commit.lo, commit.hi, sums[commit.lo], commit.lo in pruned)
         for number, commit in enumerate(appended)
     ]
 
 
 def compared(
-    archive: DataFrame, lake: DataFrame, chosen: Sequence[Batch], most: int, ledger: Ledger
+    archive: DataFrame, lake: DataFrame, chosen: Sequence[AuditedBatch], most: int, ledger: Ledger
 ) -> tuple[list[Finding], dict[FindingKind, int]]:
     """Rows that differ (at most `most` of a kind), batches that nobody can vouch for, and how many
     there are of each.
@@ -132,7 +132,11 @@ class LakeRepair:
     """Makes batches of the lake and their rows in SQL equal."""
 
     def __init__(
-        self, spark: SparkSession, database: Database, ledger: Ledger, chosen: Sequence[Batch]
+        self,
+        spark: SparkSession,
+        database: Database,
+        ledger: Ledger,
+        chosen: Sequence[AuditedBatch],
     ) -> None:
         self._spark, self._database, self._ledger = spark, database, ledger
         self._batches = {batch.number: batch for batch in chosen}
@@ -158,7 +162,7 @@ class LakeRepair:
             for finding in found
         ]
 
-    def _rewrite(self, batch: Batch, drop: Set[int]) -> None:
+    def _rewrite(self, batch: AuditedBatch, drop: Set[int]) -> None:
         """Write one batch again: what SQL has of it, and of the lake what SQL has not, but for the
         rows to drop. SQL is read once: a row that a prune deletes meanwhile is there in SQL, or
         else in the lake.
