@@ -335,7 +335,7 @@ def test_nothing_asks_redis_for_everything() -> None:
         assert not re.search(r"(?i)'ZRANGE', \w+, 0, -1\)", text), path
 
 
-def test_no_job_runs_python_on_rows() -> None:
+def test_no_job_sends_code_that_a_row_could_bring() -> None:
     """Spark would pickle it: only the functions that the pipeline itself declares are sent."""
     jobs = [text for path, text in SOURCES.items() if "pipeline" in path.parts]
     assert jobs
