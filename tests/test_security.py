@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from django_delayq import delayed_task, topic_stats
-from django_delayq.checks import check_reports
+from django_delayq.checks import check_lua_engine
 from django_delayq.core import exceptions
 from django_delayq.core.conf import parse_settings
 from django_delayq.core.message import (
@@ -307,7 +307,7 @@ def test_a_server_with_known_holes_is_a_warning(
 ) -> None:
     shown = f"{name} {'.'.join(map(str, version))}"
     report = ServerReport(shown, version, "noeviction", 0, True, "everysec", 0.0)
-    found = check_reports([report])
+    found = check_lua_engine([report])
     assert [message.id for message in found] == (["delayq.W010"] if mended else [])
     if mended:
         assert mended in found[0].msg
