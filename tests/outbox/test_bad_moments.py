@@ -114,7 +114,7 @@ def test_a_run_that_the_database_does_not_let_begin_is_no_attempt(
 
     handle = count.enqueue()
     with monkeypatch.context() as patch:
-        patch.setattr(archive_rows, "is_archived", away)
+        patch.setattr(archive_rows, "without_row", away)
         hands.work()
     message = handle.get()
     assert message is not None
