@@ -3,15 +3,9 @@ function of the project."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
-import time
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from http.client import HTTPException
-from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from django.core.mail import send_mail
 from django.utils.module_loading import import_string
@@ -20,6 +14,7 @@ from ...core.alert_rules import is_mail, is_url
 from ...core.conf import get_settings
 from ...core.exceptions import DelayQError
 from ...core.present import on_one_line
+from ...core.signed_post import PostFailed, post
 
 #: Seconds that a webhook has for its answer.
 WEBHOOK_TIMEOUT = 10.0
@@ -71,36 +66,10 @@ def deliver(target: str, notice: AlertNotice) -> None:
         import_string(target)(notice)
 
 
-class _NoRedirect(HTTPRedirectHandler):
-    """A signed request goes where the settings say, and nowhere else."""
-
-    def redirect_request(self, *args: object) -> None:
-        """None: the redirect becomes an error."""
-
-
 def _post(url: str, notice: AlertNotice) -> None:
     content = {"text": notice.text, **asdict(notice)}
     body = json.dumps(content, default=lambda at: at.isoformat()).encode()
-    sent_at = str(int(time.time()))
-    request = Request(
-        url,
-        body,
-        {
-            "Content-Type": "application/json",
-            "X-Delayq-Timestamp": sent_at,
-            "X-Delayq-Signature": f"sha256={sign(get_settings().alert_secret, sent_at, body)}",
-        },
-    )
     try:
-        with build_opener(_NoRedirect).open(request, timeout=WEBHOOK_TIMEOUT) as answer:
-            answer.read(1)
-    except HTTPError as error:
-        with error:
-            raise NotDelivered(f"The webhook answered {error.code}.") from error
-    except (OSError, HTTPException, ValueError) as error:
-        raise NotDelivered(f"The webhook was not reached: {error}") from error
-
-
-def sign(secret: str, timestamp: str, body: bytes) -> str:
-    """HMAC-SHA256 of timestamp, a dot and the body, as hexadecimal digits."""
-    return hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
+        post(url, body, get_settings().alert_secret, WEBHOOK_TIMEOUT)
+    except PostFailed as error:
+        raise NotDelivered(str(error)) from error
