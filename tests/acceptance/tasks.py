@@ -261,6 +261,9 @@ def watch_lease() -> None:
 if os.environ.get("DELAYQ_TEST_CODE") == "apart":
     from tests.acceptance import isolated_tasks  # noqa: F401 - a worker with these starts a child
 
+if os.environ.get("DELAYQ_TEST_TARGET"):
+    from tests.acceptance import forward_tasks  # noqa: F401
+
 if seconds := os.environ.get("DELAYQ_TEST_ALERTS_EVERY"):
     from django_delayq.stats.alerts import alerter
 

@@ -43,8 +43,8 @@ def forwarded() -> Iterator[Callable[..., BatchTask[[Any], None]]]:
 class Hook(ThreadingHTTPServer):
     """Takes posts, and answers what it is told to."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.status, self.posts = 200, list[tuple[Any, bytes]]()
         self.url = f"http://127.0.0.1:{self.server_port}/"
 

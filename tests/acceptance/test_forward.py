@@ -1,0 +1,147 @@
+"""Messages that are forwarded while the other side goes away and comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.acceptance.forward_tasks import forward
+from tests.acceptance.harness import Figure, Queue
+from tests.integrations.forward.conftest import Hook, Rabbit, rabbit
+from tests.servers import launcher
+
+__all__ = ["rabbit"]
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.long]
+
+#: Seconds for which the other side is away (DELAYQ_TEST_AWAY=60), and before and after that.
+AWAY, AROUND = float(os.environ.get("DELAYQ_TEST_AWAY", "10")), 4.0
+EACH_SECOND = 500
+
+
+class RedisSide:
+    """A stream on a server of its own, which stands still while it is away."""
+
+    def __init__(self) -> None:
+        self._server = launcher("redis7")
+        self._server.start()
+        self.address = f"redis {self._server.url}"
+
+    def leave(self) -> None:
+        os.kill(self._server.primaries[0].pid, signal.SIGSTOP)
+
+    def come_back(self) -> None:
+        os.kill(self._server.primaries[0].pid, signal.SIGCONT)
+
+    def arrived(self) -> list[str]:
+        client = self._server.client()
+        entries = client.xrange("arrived")
+        client.close()
+        return [fields[b"delayq-id"].decode() for _, fields in entries]
+
+    def end(self) -> None:
+        self._server.stop()
+
+
+class HookSide:
+    """A web server that is not there while it is away."""
+
+    def __init__(self) -> None:
+        self._posts: list[tuple[Any, bytes]] = []
+        self._port = 0
+        self.come_back()
+        self.address = f"webhook {self._hook.url}"
+
+    def come_back(self) -> None:
+        self._hook = Hook(self._port)
+        self._port, self._hook.posts = self._hook.server_port, self._posts
+        threading.Thread(target=self._hook.serve_forever, daemon=True).start()
+
+    def leave(self) -> None:
+        self._hook.shutdown()
+        self._hook.server_close()
+
+    def arrived(self) -> list[str]:
+        return [message["id"] for _, body in self._posts for message in json.loads(body)]
+
+    end = leave
+
+
+class RabbitSide:
+    """A durable queue of a server that is killed, and started with its data."""
+
+    def __init__(self, rabbit: Rabbit) -> None:
+        self._rabbit = rabbit
+        self.address = f"rabbitmq {rabbit.url}"
+        self.leave, self.come_back = rabbit.stop, rabbit.start
+        with self._channel() as channel:
+            channel.queue_declare("arrived", durable=True)
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        import pika
+
+        connection = pika.BlockingConnection(pika.URLParameters(self._rabbit.url))
+        yield connection.channel()
+        connection.close()
+
+    def arrived(self) -> list[str]:
+        ids: list[str] = []
+        with self._channel() as channel:
+            while (got := channel.basic_get("arrived", auto_ack=True))[0] is not None:
+                ids.append(got[1].message_id)
+        return ids
+
+    def end(self) -> None:
+        """The fixture ends it."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pika's sockets
+@pytest.mark.parametrize("kind", ["redis", "webhook", "rabbitmq"])
+def test_nothing_is_lost_while_the_other_side_is_away(
+    queue: Queue, figure: Figure, kind: str, request: pytest.FixtureRequest
+) -> None:
+    if kind == "rabbitmq":
+        side: Any = RabbitSide(request.getfixturevalue("rabbit"))
+    else:
+        side = RedisSide() if kind == "redis" else HookSide()
+    queue.worker("--topics", "forwards", "--concurrency", "2", DELAYQ_TEST_TARGET=side.address)
+    handles = _produce(AROUND)
+    side.leave()
+    handles += _produce(AWAY)
+    side.come_back()
+    back_at = time.monotonic()
+    handles += _produce(AROUND)
+    queue.wait_until_drained("forwards", seconds=90)
+    took, counts = time.monotonic() - back_at, Counter(side.arrived())
+    side.end()
+    twice = sum(count - 1 for count in counts.values())
+    figure(
+        f"{kind}: {len(handles)} messages, away for {AWAY:.0f} s; lost "
+        f"{len({handle.id for handle in handles} - counts.keys())}, twice {twice}; all had arrived "
+        f"{took:.1f} s after it came back"
+    )
+    assert counts.keys() == {handle.id for handle in handles}
+    # Two threads had a batch each in flight; a frozen server takes what it was sent when it wakes.
+    assert twice <= 2 * 500 * 2
+    assert queue.acked_once(handles, "forwards")
+
+
+def _produce(seconds: float) -> list[Any]:
+    handles: list[Any] = []
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        missing = int(passed * EACH_SECOND) - len(handles)
+        if missing > 0:
+            handles += forward.enqueue_many([(n,) for n in range(missing)])
+        time.sleep(0.05)
+    return handles
