@@ -23,6 +23,10 @@ class DelayQConfig(AppConfig):
 
         log.connect_receivers()
         autodiscover_modules("tasks")
+        if (getattr(settings, "DELAYQ", None) or {}).get("EVENT_STREAM"):
+            from .integrations.event_stream import writer
+
+            writer.connect()
         backends = getattr(settings, "TASKS", None) or {}
         if any("django_delayq" in str(params) for params in backends.values()):
             from .integrations.django_tasks import make_known

@@ -147,6 +147,9 @@ class Settings:
     metrics_token: str = ""
     """The view of the metrics answers who sends this as bearer token. Without a token it answers
     users who may see the overview."""
+    event_stream: int = 0
+    """What happens to messages is written to a Redis stream, of which about so many entries are
+    kept. 0: nothing is written."""
     alerts: Sequence[AlertRule] = ()
     """Of what people are to be told, and how: a list of dicts."""
     alert_secret: str = ""
@@ -192,6 +195,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "wait_replicas": (0, 10),
     "reconcile_after": (1, 86_400),
     "metrics_max_topics": (1, 10_000),
+    "event_stream": (0, 10_000_000),
     "priority_ageing": (0, 86_400),
     "sweep_interval": (0.05, 60),
     "connect_timeout": (0.05, 60),

@@ -5,4 +5,6 @@ May import all but admin and management. Start with django_tasks.py.
 
 from __future__ import annotations
 
-__all__ = ["api", "django_tasks", "forward", "opentelemetry", "prometheus", "sentry"]
+__all__ = [
+    "api", "django_tasks", "event_stream", "forward", "opentelemetry", "prometheus", "sentry",
+]  # fmt: skip

@@ -122,6 +122,11 @@ def quiet_key(prefix: str) -> str:
     return f"{prefix}:quiet"
 
 
+def events_key(prefix: str) -> str:
+    """The stream of what happens to messages."""
+    return f"{prefix}:events"
+
+
 def samples_key(prefix: str) -> str:
     """The stream of samples."""
     return f"{prefix}:samples"

@@ -86,7 +86,12 @@ def test_of_a_thousand_keys_none_is_over_its_limit_whatever_happens(
             queue.store.reschedule("keyed", handle.identity, When.after(500))
     for handle in handles[4::70]:
         with suppress(MessageRunning):
-            queue.store.edit("keyed", handle.identity, lambda old: edited(old, [7, 0.005], {}))
+            identity = handle.identity
+            queue.store.edit(
+                "keyed",
+                identity,
+                lambda old, identity=identity: edited(old, identity, [7, 0.005], {}),
+            )
     resume_topic("keyed")
     queue.wait_until_drained("keyed", seconds=90)
 
