@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,17 @@ from django_delayq.management.sql_services import sql_services
 from django_delayq.management.verbs import connections
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.worker import SERVICE_THREADS, Worker, WorkerOptions
+from tests.app.batch_tasks import gather
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+
+
+@pytest.fixture(autouse=True)
+def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The tasks of the project: none."""
+    tasks: dict[str, Any] = {}
+    monkeypatch.setattr(connections, "registry", SimpleNamespace(by_name=tasks))
+    return tasks
 
 
 def counted(*args: str) -> tuple[int, dict[str, Any]]:
@@ -47,6 +57,13 @@ def test_each_thread_of_a_fleet_counts(delayq: RedisStore) -> None:
     assert answer["redis"] == 6 * (7 + 17) + 3 * services + 10
     assert answer["database"] == 6 * 17 + 3 * services + 10
     assert code == 0
+
+
+def test_batches_have_threads_of_their_own(declared: dict[str, Any]) -> None:
+    before = counted("--concurrency", "16")[1]
+    declared["gather"] = gather
+    after = counted("--concurrency", "16")[1]
+    assert [after[name] - before[name] for name in ("redis", "database")] == [16, 16]
 
 
 def test_archivers_of_their_own_leave_the_services_to_themselves(delayq: RedisStore) -> None:

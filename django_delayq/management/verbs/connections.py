@@ -19,6 +19,7 @@ from django.db import connections
 from ...core.conf import get_settings
 from ...store import get_store
 from ...store.inspection import inspect_server
+from ...tasks import registry
 from ...worker.worker import SERVICE_THREADS, WorkerOptions
 from ..cli import Answer, Verb, whole
 from ..sql_services import sql_services
@@ -107,8 +108,10 @@ class Command(Verb):
 
 def fleet(options: dict[str, Any], services: int) -> list[Part]:
     """The processes that these options start. `services`: how many services need the database."""
-    # Beside the threads of the tasks, one that all coroutines share.
-    tasks = options["concurrency"] + 1
+    # Beside the threads of the tasks, one that all coroutines share. Batches have threads of their
+    # own.
+    has_batches = any(task.definition.kind == "batch" for task in registry.by_name.values())
+    tasks = options["concurrency"] * (1 + has_batches) + 1
     first, others = options["workers"], options["workers"] * (options["processes"] - 1)
     if options["no_archiver"]:
         first, others = 0, first + others
