@@ -14,8 +14,12 @@ TIMEOUT = 10.0
 
 
 class RabbitMQ:
-    """Publishes to an exchange with publisher confirms, as persistent messages. A message that no
-    queue takes is refused. `url`: amqp://user:password@host:5672/vhost."""
+    """Publishes a batch of persistent messages to an exchange in one transaction of AMQP, which is
+    committed when the queues have them. A message that no queue takes is refused. `url`:
+    amqp://user:password@host:5672/vhost.
+
+    pika waits for each single publisher confirm: that takes twenty times as long.
+    """
 
     def __init__(self, url: str, *, exchange: str = "", routing_key: str) -> None:
         self._url = url
@@ -24,41 +28,34 @@ class RabbitMQ:
         self._local = threading.local()
 
     def send(self, messages: Sequence[ForwardedMessage]) -> Mapping[int, str]:
-        """One after the other, each confirmed."""
+        """All of them, or none."""
         import pika
-        from pika.exceptions import AMQPError, NackError, UnroutableError
+        from pika.exceptions import AMQPError
 
-        refused: dict[int, str] = {}
-        place = 0
         try:
-            channel = self._channel()
-            for place, message in enumerate(messages):
+            channel, returned = self._channel()
+            for message in messages:
                 properties = pika.BasicProperties(
                     message_id=message.id,
                     content_type="application/json",
                     delivery_mode=2,
                     headers=message.properties,
                 )
-                try:
-                    channel.basic_publish(
-                        self._exchange,
-                        self._routing_key,
-                        message.body,
-                        properties,
-                        mandatory=True,
-                    )
-                except UnroutableError:
-                    refused[place] = f"no queue takes {self._routing_key!r}"
-                except NackError:
-                    refused[place] = "the server has not taken it"
+                channel.basic_publish(
+                    self._exchange, self._routing_key, message.body, properties, mandatory=True
+                )
+            channel.tx_commit()
+            channel.connection.process_data_events()  # what was returned came before the commit
         except (AMQPError, OSError) as error:
             self._close()
-            done = [each for each in range(place) if each not in refused]
-            raise TargetAway(f"{type(error).__name__}: {error}", done) from error
-        return refused
+            raise TargetAway(f"{type(error).__name__}: {error}") from error
+        ids = {properties.message_id for properties in returned}
+        returned.clear()
+        why = f"no queue takes {self._routing_key!r}"
+        return {place: why for place, message in enumerate(messages) if message.id in ids}
 
-    def _channel(self) -> Any:
-        """That of this thread: pika's connections belong to one."""
+    def _channel(self) -> tuple[Any, list[Any]]:
+        """That of this thread, and what was returned on it: pika's connections belong to one."""
         import pika
 
         channel = getattr(self._local, "channel", None)
@@ -69,9 +66,13 @@ class RabbitMQ:
             # A server that stands still is noticed by its missing heartbeats.
             parameters.heartbeat = int(TIMEOUT)
             channel = pika.BlockingConnection(parameters).channel()
-            channel.confirm_delivery()
-            self._local.channel = channel
-        return channel
+            channel.tx_select()
+            returned: list[Any] = []
+            channel.add_on_return_callback(
+                lambda _, __, properties, ___: returned.append(properties)
+            )
+            self._local.channel, self._local.returned = channel, returned
+        return channel, self._local.returned
 
     def _close(self) -> None:
         channel, self._local.channel = getattr(self._local, "channel", None), None
