@@ -374,6 +374,7 @@ def test_a_list_is_found_after_a_move_too(hands: Hands, delete: bool) -> None:
     assert list(BulkMessage.objects.values_list("key", flat=True)) == ([] if delete else [""])
 
 
+@pytest.mark.long
 def test_the_words_of_an_order_keep_no_value(hands: Hands) -> None:
     for value in (SECRET, 'Anna "Jürgen" Maier', "42"):
         record.using(delay=DAY).enqueue(value)
