@@ -203,6 +203,7 @@ def test_task_topic_and_key_narrow_it_down(hands: Hands) -> None:
         Person(task="tests.app.tasks.close_order")
 
 
+@pytest.mark.long
 def test_a_message_that_runs_is_erased_when_it_has_ended(hands: Hands) -> None:
     record.using(key="mail:anna").enqueue(SECRET)
     (lease,) = hands.claim()
@@ -483,6 +484,7 @@ erase.erase(Person(argument="args.0", value="anna@example.org"), wait=0, delete=
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "kill",
