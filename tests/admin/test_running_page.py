@@ -48,9 +48,8 @@ def beat(hands: Hands, worker: str = WORKER, ago: float = 0.0, **said: Any) -> N
 
 def rows(html: str) -> list[str]:
     """The text of each row."""
-    return [
-        read(row) for row in html.partition("<tbody>")[2].partition("</tbody>")[0].split("<tr")[1:]
-    ]
+    body = html.replace("<wbr>", "").partition("<tbody>")[2].partition("</tbody>")[0]
+    return [read(row) for row in body.split("<tr")[1:]]
 
 
 def test_each_message_is_shown_with_its_worker_and_its_thread(
