@@ -175,6 +175,11 @@ class WorkerStatus:
     """By the id of the message; those that have run for longest."""
 
     @property
+    def process(self) -> str:
+        """Its name without the random part: host and pid."""
+        return self.name.rpartition(":")[0] or self.name
+
+    @property
     def held(self) -> int:
         """Messages that it has claimed and does not run."""
         return max(0, self.in_flight - self.running)
