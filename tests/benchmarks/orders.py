@@ -1,5 +1,5 @@
 """Orders that are due at one instant and are closed by an UPDATE: one message a call, 500 a call, 500
-a call exactly once, and a bare loop of UPDATEs of 500 rows."""
+a call exactly once, a bare loop of UPDATEs of 500 rows, and other queues: `--peers`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 
 from tests.benchmarks import common, on_database
 from tests.benchmarks.common import median
+from tests.benchmarks.order_peers.catalogue import PEERS
+from tests.benchmarks.order_peers.closed import close_by
+from tests.benchmarks.peers.catalogue import Peer
+from tests.benchmarks.peers.install import NotInstalledError, install, version
+from tests.benchmarks.peers.session import PeerFailedError
 
 COUNT = 20_000
 RUNS = 5
@@ -17,6 +22,8 @@ RUNS = 5
 ROWS = 500
 #: A run that closes fewer orders a second has failed.
 SLOWEST = 200
+#: Other queues get so many: their rate does not depend on the number.
+PEER_COUNT = 4_000
 
 
 def main(arguments: list[str]) -> None:
@@ -29,6 +36,9 @@ def main(arguments: list[str]) -> None:
 def measure(options: common.Options) -> None:
     """The ways by turns, so that a slow minute of the machine meets all of them."""
     count = options.scaled(COUNT, 1_000)
+    worker = [word for word in options.worker if word != "--peers"]
+    peers = _installed() if len(worker) < len(options.worker) else []
+    options = options._replace(worker=worker)
     os.environ["DELAYQ_BENCH_SHOP"] = "1"
     with common.bench_server():
         from django.core.management import call_command
@@ -47,6 +57,8 @@ def measure(options: common.Options) -> None:
             for way, task in ways.items():
                 # A quarter for the slow way: its rate does not depend on the number.
                 found[way].append(_ours(task, count // 4 if way == "single" else count, options))
+            for peer in peers if number else ():
+                _theirs(peer, options.scaled(PEER_COUNT, 500), found)
             if number == 0:  # that was the warm-up
                 found = {way: [] for way in found}
     bare, single = median(found["bare"]), median(found["single"])
@@ -64,6 +76,38 @@ def measure(options: common.Options) -> None:
             seconds=count / rate,
             runs=options.runs,
         )
+    for peer in peers:
+        if rates := found.get(peer.name):
+            rate = median(rates)
+            common.report(
+                "orders",
+                rate,
+                "orders/s",
+                case=peer.name,
+                single_to_peer=single / rate,
+                batch_to_peer=median(found["batch"]) / rate,
+                runs=len(rates),
+                version=version(peer),
+                settings=peer.settings,
+            )
+
+
+def _installed() -> list[Peer]:
+    found = []
+    for peer in PEERS:
+        try:
+            install(peer)
+            found.append(peer)
+        except NotInstalledError as error:
+            print(f"orders [{peer.name}]: left out, {error}", flush=True)
+    return found
+
+
+def _theirs(peer: Peer, count: int, found: dict[str, list[float]]) -> None:
+    try:
+        found.setdefault(peer.name, []).append(close_by(peer, _orders(count)))
+    except PeerFailedError as error:
+        print(f"orders [{peer.name}]: {error}", flush=True)
 
 
 def _orders(count: int) -> list[int]:

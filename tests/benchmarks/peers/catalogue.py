@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,14 @@ class Peer(NamedTuple):
     @property
     def node(self) -> bool:
         """Whether it runs on Node."""
-        return self.name == "bullmq"
+        return self.workers[0].startswith("node ")
+
+    @property
+    def package(self) -> str:
+        """The package that its version is told of."""
+        return (
+            re.split(r"[\[<>=]", self.requirements[0])[0] if self.requirements else "django-delayq"
+        )
 
     def command(self, line: str, url: str) -> list[str]:
         """The words of a command line."""

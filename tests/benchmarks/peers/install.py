@@ -54,11 +54,10 @@ def version(peer: Peer) -> str:
     """What is installed, for the report."""
     if peer.node:
         package = json.loads(
-            (peer.folder / "node_modules" / peer.name / "package.json").read_text()
+            (peer.folder / "node_modules" / peer.package / "package.json").read_text()
         )
-        return f"{peer.name} {package['version']}"
+        return f"{peer.package} {package['version']}"
     python = sys.executable if not peer.requirements else str(peer.folder / "bin" / "python")
-    name = "django-delayq" if not peer.requirements else peer.name
-    code = f"from importlib.metadata import version; print(version({name!r}))"
+    code = f"from importlib.metadata import version; print(version({peer.package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    return f"{name} {done.stdout.strip()}"
+    return f"{peer.package} {done.stdout.strip()}"
