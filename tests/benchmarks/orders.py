@@ -24,6 +24,8 @@ ROWS = 500
 SLOWEST = 200
 #: Other queues get so many: their rate does not depend on the number.
 PEER_COUNT = 4_000
+#: Most other queues start a process for each core.
+TWO = "single, 2 processes"
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +40,6 @@ def measure(options: common.Options) -> None:
     count = options.scaled(COUNT, 1_000)
     worker = [word for word in options.worker if word != "--peers"]
     peers = _installed() if len(worker) < len(options.worker) else []
-    options = options._replace(worker=worker)
     os.environ["DELAYQ_BENCH_SHOP"] = "1"
     with common.bench_server():
         from django.core.management import call_command
@@ -46,17 +47,19 @@ def measure(options: common.Options) -> None:
         call_command("migrate", verbosity=0, run_syncdb=True)
         from tests.benchmarks.shop import tasks
 
-        ways = {
-            "single": tasks.close_order,
-            "batch": tasks.close_orders,
-            "exactly once": tasks.close_orders_once,
+        ways: dict[str, tuple[Any, list[str]]] = {
+            "single": (tasks.close_order, []),
+            TWO: (tasks.close_order, ["--processes", "2"]),
+            "batch": (tasks.close_orders, []),
+            "exactly once": (tasks.close_orders_once, []),
         }
         found: dict[str, list[float]] = {"bare": [], **{way: [] for way in ways}}
         for number in range(options.runs + 1):
             found["bare"].append(_bare(count))
-            for way, task in ways.items():
-                # A quarter for the slow way: its rate does not depend on the number.
-                found[way].append(_ours(task, count // 4 if way == "single" else count, options))
+            for way, (task, more) in ways.items():
+                # A quarter for the slow ways: their rate does not depend on the number.
+                orders = count // 4 if way.startswith("single") else count
+                found[way].append(_ours(task, orders, [*worker, *more]))
             for peer in peers if number else ():
                 _theirs(peer, options.scaled(PEER_COUNT, 500), found)
             if number == 0:  # that was the warm-up
@@ -85,6 +88,7 @@ def measure(options: common.Options) -> None:
                 "orders/s",
                 case=peer.name,
                 single_to_peer=single / rate,
+                two_processes_to_peer=median(found[TWO]) / rate,
                 batch_to_peer=median(found["batch"]) / rate,
                 runs=len(rates),
                 version=version(peer),
@@ -130,12 +134,12 @@ def _bare(count: int) -> float:
     return count / (time.perf_counter() - begun)
 
 
-def _ours(task: Any, count: int, options: common.Options) -> float:
+def _ours(task: Any, count: int, worker: list[str]) -> float:
     """Orders a second, from the due instant until all are closed and acked."""
     from tests.benchmarks.shop.models import BenchOrder
 
     ids = _orders(count)
-    with common.BenchWorker(*options.worker, topics=task.options.topic):
+    with common.BenchWorker(*worker, topics=task.options.topic):
         task.enqueue(0)  # connections are made, and a thread has worked
         time.sleep(0.5)
         due, at = common.stored_instant(1.5 + count / 20_000)
