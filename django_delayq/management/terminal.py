@@ -56,7 +56,7 @@ class Bar:
         self._progress.stop()
 
 
-def follow(look: Callable[[], Sequence[Part]], pause: Callable[[], object]) -> None:
+def draw_again(look: Callable[[], Sequence[Part]], pause: Callable[[], object]) -> None:
     """Draw what `look` finds, again and again, until Ctrl-C."""
     with Live(screen=True, auto_refresh=False) as screen, suppress(KeyboardInterrupt):
         while True:

@@ -130,13 +130,13 @@ class Command(Verb):
             seen = look()
             return Answer(text="\n".join(_plain(seen)), data=_document(seen))
         try:
-            from ..terminal import follow
+            from ..terminal import draw_again
         except ImportError:
             raise ConfigurationError(
                 "delayq top needs rich: pip install 'django-delayq[cli]'. Or use --once."
             ) from None
         pause = max(0.5, options["every"].total_seconds())
-        follow(_parts, lambda: time.sleep(pause))
+        draw_again(_parts, lambda: time.sleep(pause))
         return Answer()
 
 
