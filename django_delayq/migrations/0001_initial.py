@@ -303,7 +303,8 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("operation", "message_id", "topic"), name="delayq_bulk_message"
+                        fields=("operation", "message_id", "topic", "enqueued_at_us"),
+                        name="delayq_bulk_message",
                     )
                 ],
             },

@@ -59,7 +59,7 @@ class BulkOperation(models.Model):
 
     kind = models.CharField(_("kind"), max_length=10, choices=BulkKind.choices)
     dry_run = models.BooleanField(_("dry run"), default=False)
-    """Only count."""
+    """Check, and change nothing."""
     selection = models.TextField(_("selection"))
     """JSON of a Selection (selection.py), or of a WaitingSelection. In words when it runs in
     place."""
@@ -121,8 +121,8 @@ class BulkOperation(models.Model):
 
 
 class BulkMessage(models.Model):
-    """One waiting message of a bulk operation: as it was found, and what has become of it. Kept for
-    a month."""
+    """One message of a bulk operation, a waiting one or a dead letter: as it was found, and what
+    has become of it. Kept for a month."""
 
     operation = models.ForeignKey(BulkOperation, models.CASCADE, related_name="messages")
     topic = models.CharField(_("topic"), max_length=64)
@@ -146,7 +146,8 @@ class BulkMessage(models.Model):
         default_permissions = ()
         constraints = [
             models.UniqueConstraint(
-                fields=["operation", "message_id", "topic"], name="delayq_bulk_message"
+                fields=["operation", "message_id", "topic", "enqueued_at_us"],
+                name="delayq_bulk_message",
             )
         ]
 

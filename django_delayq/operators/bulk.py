@@ -233,6 +233,8 @@ class Progress:
     """When it was ordered, or when a worker that ended has put it down."""
     changed: int
     """Messages that it has changed; of a dry run those that it would change."""
+    left_out: int
+    """Messages of the operation that were skipped."""
     skipped: Mapping[str, int]
     """Rows that were left as they are, by the reason in words; the most frequent first."""
     done: int
@@ -260,9 +262,11 @@ def progress(operation: BulkOperation) -> Progress:
     total = operation.total
     kind = BulkKind(operation.kind) if operation.kind in BulkKind.values else None
     is_of_waiting = kind is not None and kind.is_of_waiting
-    # A dry run on dead letters only counts.
-    changed = (total or 0) if operation.dry_run and not is_of_waiting else operation.count
-    done = changed + sum(n for why, n in skipped.items() if why not in NOT_MEANT)
+    # A dry run of a purge only counts.
+    only_counts = operation.dry_run and kind is BulkKind.PURGE
+    changed = (total or 0) if only_counts else operation.count
+    left_out = sum(count for why, count in skipped.items() if why not in NOT_MEANT)
+    done = changed + left_out
     done = done if total is None else min(done, total)
     took = None
     if operation.started_at is not None:
@@ -279,6 +283,7 @@ def progress(operation: BulkOperation) -> Progress:
         is_silent=runs and at - waits_since > SILENT_AFTER,
         waits_since=waits_since,
         changed=changed,
+        left_out=left_out,
         skipped=dict(sorted(skipped.items(), key=lambda pair: -pair[1])),
         done=done,
         total=total,

@@ -9,9 +9,10 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -23,10 +24,11 @@ from ..archive.selection import Rows, Selection
 from ..client import topics
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError, InvalidMessage, NotPermitted
-from ..core.times import duration_ms
+from ..core.times import duration_ms, epoch_us
 from ..models import (
     ArchivedMessage,
     BulkKind,
+    BulkMessage,
     BulkOperation,
     BulkStatus,
     Final,
@@ -49,6 +51,10 @@ PERMISSIONS = {
     BulkKind.RUN_NOW: "cancel_message",
     BulkKind.MOVE: "cancel_message",
 }
+#: Dead letters that the list of an operation has at most. The figures count all.
+MOST_LISTED = 100_000
+#: How long the list of an operation is kept after its end.
+KEPT = timedelta(days=30)
 #: Seconds that a purge waits for the archiver before it looks again.
 FULL_STREAM_PAUSE = 5.0
 
@@ -93,6 +99,7 @@ class BulkRun:
         self._rest = rest
         self._began_at = time.monotonic()
         self._skipped_before = Counter(decoded(operation.skipped))
+        self._listed: int | None = None
 
     def write(self, **changes: Any) -> None:
         """Store changes of the operation, and that this process is alive. Raises Stopped."""
@@ -138,6 +145,28 @@ class BulkRun:
             self._in_hand.update(**changes)
         else:
             self.write(**changes)
+
+    def list_rows(self, rows: Sequence[Any], left_out: Mapping[int, str]) -> None:
+        """Before the commit: write down what has become of these rows of the archive, as long as
+        the list is not too long."""
+        if self._listed is None:
+            self._listed = self.operation.messages.count()
+        room = max(0, MOST_LISTED - self._listed)
+        self._listed += min(room, len(rows))
+        BulkMessage.objects.bulk_create(
+            BulkMessage(
+                operation=self.operation,
+                topic=row.topic,
+                message_id=row.message_id,
+                enqueued_at_us=epoch_us(row.enqueued_at),
+                task=row.task,
+                key=row.key,
+                due_at_ms=epoch_us(row.due_at) // 1000,
+                to_due_at_ms=epoch_us(row.due_at) // 1000,
+                skipped=left_out.get(row.pk, ""),
+            )
+            for row in rows[:room]
+        )
 
     def purged(self, count: int) -> None:
         """Count messages that Redis has ended, also when the operation is cancelled."""
@@ -197,7 +226,8 @@ def run_stored(run: BulkRun) -> None:
         _purge(run)
         return
     rows = selection.rows().filter(state=Final.DEAD).order_by("pk")
-    if operation.total is None or operation.dry_run:
+    if operation.total is None:
+        forget_old_lists()
         counting = Walk(rows, last=operation.cutoff)
         counting.on_page = run.write
         total = 0
@@ -205,9 +235,6 @@ def run_stored(run: BulkRun) -> None:
             if total % PAGE == 0:
                 run.rest()
         run.counted(total)
-        if operation.dry_run:
-            run.close(counting.skipped)
-            return
     walk = Walk(rows, after=operation.position, last=operation.cutoff)
     walk.on_page = run.write
     _change_all(run, walk, run.rest)
@@ -318,7 +345,7 @@ def _change_all(
     edit: Edit | None = None,
 ) -> None:
     """Change every batch in a transaction of its own, which also counts it in the operation."""
-    change: Callable[[Sequence[Any]], int] = walk.discard
+    change: Callable[[Sequence[Any]], int] = len if run.operation.dry_run else walk.discard
     if run.operation.kind != BulkKind.DISCARD:
         options = decoded(run.operation.options)
         replayer = Replayer(walk, duration_ms(options.get("delay", 0)), options.get("rate"), edit)
@@ -326,14 +353,17 @@ def _change_all(
         replayer.began_ms = int(options.setdefault("began_ms", replayer.began_ms))
         replayer.sent_before = run.operation.count
         run.write(options=json.dumps(options))
-        change = replayer.send
+        change = replayer.foresee if run.operation.dry_run else replayer.send
     after_batch()
     for pks in walk.batches():
         with transaction.atomic(using=run.alias):
             # A write comes first: on SQLite, which has no row locks, a transaction that reads first
             # may not write afterwards.
             run.write()
-            count = change(walk.lock(pks))
+            rows = walk.lock(pks)
+            count = change(rows)
+            if not run.operation.in_place:
+                run.list_rows(rows, walk.left_out)
             run.enter(count, walk.position, walk.skipped)
         walk.count += count
         after_batch()
@@ -358,6 +388,15 @@ def _purge(run: BulkRun) -> None:
             run.await_archiver(topic)
             run.write()  # before the next batch: the operation may be cancelled, or another's
     run.close(Counter())
+
+
+def forget_old_lists() -> None:
+    """Delete the lists of operations that ended long ago."""
+    old = BulkOperation.objects.filter(finished_at__lt=timezone.now() - KEPT)
+    for pk in old.filter(messages__isnull=False).values_list("pk", flat=True).distinct():
+        rows = BulkMessage.objects.filter(operation=pk)
+        while pks := list(rows.values_list("pk", flat=True)[:10_000]):
+            rows.filter(pk__lte=max(pks), pk__in=pks).delete()
 
 
 def permitted_selection(operation: BulkOperation) -> Selection:

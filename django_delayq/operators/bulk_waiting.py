@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
 from itertools import product
 
 from django.db import transaction
-from django.utils import timezone
 
 from ..client.moving import Mover
 from ..client.waiting_changes import Cancelling, Moving, Shifting, WaitingBatch
@@ -24,12 +22,10 @@ from ..core.times import MAX_DELAY_MS, epoch_us
 from ..models import BulkKind, BulkMessage, BulkOperation
 from ..store.client import BATCH
 from ..tasks.registry import check_topic
-from .bulk_run import PERMISSIONS, BulkRun, decoded
+from .bulk_run import PERMISSIONS, BulkRun, decoded, forget_old_lists
 from .topic_permission import Topics, topics_of_order
 from .waiting_selection import PLACES, WaitingSelection, pages
 
-#: How long the list of an operation is kept after its end.
-KEPT = timedelta(days=30)
 #: Why a message of the list is not changed, as far as the list itself tells.
 DUE_ALREADY = "due already"
 TOO_FAR = "more than ten years ahead"
@@ -50,11 +46,7 @@ def run_waiting(run: BulkRun) -> None:
     if permitted is not None and (not permitted or not permitted.issuperset(named)):
         raise NotPermitted(f"{operation.operator} may not do this any more.")
     if operation.total is None:
-        old = BulkOperation.objects.filter(finished_at__lt=timezone.now() - KEPT)
-        for pk in old.filter(messages__isnull=False).values_list("pk", flat=True).distinct():
-            rows = BulkMessage.objects.filter(operation=pk)
-            while pks := list(rows.values_list("pk", flat=True)[:10_000]):
-                rows.filter(pk__lte=max(pks), pk__in=pks).delete()
+        forget_old_lists()
         _list_messages(run, selection, permitted)
     if permitted is not None:
         # It may have been listed before who ordered it lost a right.

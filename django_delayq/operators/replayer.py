@@ -4,7 +4,7 @@ origins."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace as with_changes
 from functools import lru_cache
 from itertools import chain
@@ -66,13 +66,37 @@ class Replayer:
         """The instant (ms) from which the rate counts."""
         self.sent_before = 0
         """Messages that were sent since then, before this walk."""
+        self._sent = 0
         self._table = OutboxMessage.objects.all()
 
     def send(self, locked: Sequence[Any]) -> int:
         """Insert the messages and mark their origins. Returns how many."""
-        declared = lru_cache(registry.is_declared)
-        rows = [row for row in locked if not self._walk.skip(_undeclared(row, declared))]
         count = 0
+        for items in self._chunks(locked):
+            sent = mark_replayed(self._walk.table, self._insert(items))
+            self._sent += sent
+            count += sent
+        return count
+
+    def foresee(self, locked: Sequence[Any]) -> int:
+        """How many send() would insert: the same checks, and nothing is changed."""
+        count = 0
+        for items in self._chunks(locked):
+            ids = {pk: item.message.id for pk, item in items.items() if item.template.key}
+            there = self._table.filter(message_id__in=[UUID(bytes=one) for one in ids.values()])
+            live = {one.bytes for one in there.values_list("message_id", flat=True)}
+            for pk, identity in ids.items():
+                if identity in live:
+                    self._walk.skip("key live", pk)
+                    del items[pk]
+            self._sent += len(items)
+            count += len(items)
+        return count
+
+    def _chunks(self, locked: Sequence[Any]) -> Iterator[dict[int, Item]]:
+        """The messages for these rows, by the ids of the rows."""
+        declared = lru_cache(registry.is_declared)
+        rows = [row for row in locked if not self._walk.skip(_undeclared(row, declared), row.pk)]
         meant = self._without_keys_in_use(rows)
         for chunk in chunked_by_weight(meant, lambda row: int(row.size), CHUNK):
             content = self._walk.table.filter(pk__in=[row.pk for row in chunk]).order_by("pk")
@@ -80,10 +104,9 @@ class Replayer:
                 content = content.only(*_CONTENT)
             items: dict[int, Item] = {}
             for row in content:
-                if item := self._item(row, self._walk.count + count + len(items)):
+                if item := self._item(row, self._sent + len(items)):
                     items[row.pk] = item
-            count += mark_replayed(self._walk.table, self._insert(items))
-        return count
+            yield items
 
     def _without_keys_in_use(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Skip rows whose key is live, and all but the newest dead letter of each key."""
@@ -106,7 +129,7 @@ class Replayer:
                 return "newer one with this key"
             return "key live" if row.message_id.bytes in live else ""
 
-        return [row for row in rows if not self._walk.skip(why(row))]
+        return [row for row in rows if not self._walk.skip(why(row), row.pk)]
 
     def _item(self, row: ArchivedMessage, number: int) -> Item | None:
         """The message that replays this row, or None: counted as skipped."""
@@ -114,10 +137,10 @@ class Replayer:
             found = read_arguments(row.message_id, row.body)
             headers = _decode_headers(row.headers) if row.headers else {}
         except (msgspec.MsgspecError, UnicodeError):
-            self._walk.skip("undecodable")
+            self._walk.skip("undecodable", row.pk)
             return None
         edited = self._edit(row) if self._edit else None
-        if edited is None and self._walk.skip(_why_hidden(found.redaction)):
+        if edited is None and self._walk.skip(_why_hidden(found.redaction), row.pk):
             return None
         try:
             if edited is not None:
@@ -130,7 +153,7 @@ class Replayer:
                 raise InvalidMessage(
                     f"Archived message {row.pk}: the edited arguments are refused. {error}"
                 ) from error
-            self._walk.skip("arguments refused")
+            self._walk.skip("arguments refused", row.pk)
             return None
 
     def _template(self, row: ArchivedMessage, headers: Mapping[str, str], number: int) -> Template:
@@ -175,7 +198,9 @@ class Replayer:
         ids = {row.message_id for row in keyed}
         ours = self._table.filter(message_id__in=ids, enqueued_at_us=now_us)
         refused = ids - set(ours.values_list("message_id", flat=True))
-        self._walk.skip("key live", len(refused))
+        for pk, row in rows.items():
+            if row.message_id in refused:
+                self._walk.skip("key live", pk)
         return {pk: row.message_id for pk, row in rows.items() if row.message_id not in refused}
 
 

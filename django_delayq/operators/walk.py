@@ -21,6 +21,7 @@ PAGE = 10_000
 #: Ids that one query looks through: so it is short, also for a selection of few rows among many.
 SPAN = 500_000
 
+_NAMES = ("message_id", "topic", "task", "key", "enqueued_at", "due_at")
 _STANDING = ("pk", "state", "replayed_at", "discarded_at")
 
 
@@ -45,6 +46,8 @@ class Walk:
         """Called before each query for rows: a long walk may find nothing to change for a while."""
         self.count = 0
         self.skipped: Counter[str] = Counter()
+        self.left_out: dict[int, str] = {}
+        """Of the batch that was locked last: the rows that are skipped, and why."""
         self.table: Rows = ArchivedMessage.objects.all()
         self.position = after
         """Rows up to this id are dealt with, skipped ones too."""
@@ -74,10 +77,13 @@ class Walk:
             after = found[-1][0] if len(found) == PAGE else end
             self.position = after
 
-    def skip(self, why: str, count: int = 1) -> bool:
-        """Count rows that are skipped for this reason. Returns False for an empty reason."""
-        if why and count:
-            self.skipped[why] += count
+    def skip(self, why: str, pk: int | None = None) -> bool:
+        """Count a row, the one with this id, that is skipped for this reason. Returns False for an
+        empty reason."""
+        if why:
+            self.skipped[why] += 1
+            if pk is not None:
+                self.left_out[pk] = why
         return bool(why)
 
     def batches(self) -> Iterator[Sequence[int]]:
@@ -91,12 +97,12 @@ class Walk:
     def lock(self, pks: Sequence[int]) -> list[Any]:
         """The rows that are still to be changed, without their bodies. Rows that
         other processes change meanwhile are skipped."""
+        self.left_out.clear()
         rows = locked(self.table.filter(pk__in=pks)).order_by("pk")
         rows = rows.annotate(size=Length("body") + Length("headers"))
-        found = list(
-            rows.values_list(*_STANDING, "message_id", "topic", "task", "key", "size", named=True)
-        )
-        self.skip("locked or deleted", len(pks) - len(found))
+        found = list(rows.values_list(*_STANDING, *_NAMES, "size", named=True))
+        for _ in range(len(pks) - len(found)):
+            self.skip("locked or deleted")
         return [
             row
             for row in found

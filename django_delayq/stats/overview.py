@@ -32,6 +32,7 @@ from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank
 from .history import KeptForecast
+from .marks import MARK, ChartMark
 from .overview_sql import MINUTE_MS, DatabaseFigures
 
 #: An answer of Redis is kept for so many seconds. A failure is kept for longer, so that a frozen
@@ -226,6 +227,8 @@ class Overview:
     """Whether there are more waiting rows in the outbox than are counted."""
     unarchivable: bool = False
     """Whether there are messages that the archive refused."""
+    marks: Sequence[ChartMark] = ()
+    """What people did within the last three hours, and deploys; the oldest first."""
     stale: bool = False
     """Whether Redis could not be read: then everything is as it was at `at`."""
     problem: str = ""
@@ -460,6 +463,7 @@ def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> Data
         outbox=Counter({one: n for one, n in sql.outbox.items() if one in topics}),
         outbox_minutes=Counter(minutes),
         lateness_ms={one: late for one, late in sql.lateness_ms.items() if one in topics},
+        marks=[mark for mark in sql.marks if mark.action == MARK or mark.topic in topics],
     )
 
 
@@ -492,6 +496,7 @@ def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overvie
         dead_capped=sql.dead_letters.total() >= overview_sql.DEAD_CAP,
         outbox_capped=sql.outbox.total() >= overview_sql.OUTBOX_CAP,
         unarchivable=sql.unarchivable,
+        marks=sql.marks,
         problem=problem,
     )
 

@@ -15,6 +15,7 @@ from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus, UnarchivableEntry
 from .history import KeptForecast, newest_forecast
+from .marks import ChartMark, read_marks
 
 #: Open dead letters that are counted, the newest of all topics.
 DEAD_CAP = 50_000
@@ -73,6 +74,8 @@ class DatabaseFigures:
     """The newest."""
     unarchivable: bool = False
     """Whether there are messages that the archive refused."""
+    marks: Sequence[ChartMark] = ()
+    """Of the time that the chart shows, the oldest first."""
 
 
 def kept_for(took: float) -> float:
@@ -114,6 +117,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
         lateness_ms=late,
         forecast=newest_forecast(),
         unarchivable=UnarchivableEntry.objects.exists(),
+        marks=read_marks(),
     )
 
 

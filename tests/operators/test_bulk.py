@@ -12,7 +12,7 @@ from django_delayq.archive.selection import Selection
 from django_delayq.core.exceptions import InvalidMessage, NotPermitted, UnknownTopic
 from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
-from django_delayq.operators import bulk
+from django_delayq.operators import bulk, bulk_run
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.replay import discard, replay
 from tests.app.tasks import close_order, record, seen
@@ -168,7 +168,8 @@ def test_a_dry_run_counts_and_changes_nothing(kind: str, hands: Hands, runner: B
     dead(3)
     record.using(delay=DAY).enqueue_many([(1,), (2,), (3,)])
     operation = run(runner, kind, dry_run=True)
-    assert (operation.status, operation.total, operation.count) == ("done", 3, 0)
+    assert (operation.status, operation.total) == ("done", 3)
+    assert bulk.progress(operation).changed == 3
     assert not OperatorAction.objects.exists()
     assert not OutboxMessage.objects.exists()
     assert not ArchivedMessage.objects.exclude(replayed_at=None, discarded_at=None).exists()
@@ -188,6 +189,48 @@ def test_a_dry_run_tells_what_would_be_skipped(runner: BulkRunner) -> None:
     replay(pk=replayed)
     discard(pk=discarded, reason="no")
     assert skipped(run(runner, dry_run=True)) == {"already replayed": 1, "discarded": 1}
+
+
+def test_a_dry_run_makes_the_checks_of_the_real_one(
+    hands: Hands, runner: BulkRunner, settings: Any
+) -> None:
+    fine = dead(3)
+    dead(2, body='{"args":[1,2,3,4],"kwargs":{}}')
+    dead(body="{no json")
+    for day in range(1, 4):
+        (pk,) = dead(key="k1")
+        at = LONG_AGO + timedelta(days=day)
+        ArchivedMessage.objects.filter(pk=pk).update(enqueued_at=at)  # one life each
+    dead(key="live")
+    dead(key="outbox")
+    dead(task="tests.gone")
+    dead(body='{"args":["' + "x" * 70_000 + '"],"kwargs":{}}')
+    record.using(key="live", delay=DAY).enqueue(1)
+    record.using(key="outbox", delay=DAY * 300, durable=True).enqueue(1)
+    dry = run(runner, dry_run=True)
+    foreseen = list(
+        dry.messages.order_by("pk").values_list("message_id", "enqueued_at_us", "skipped")
+    )
+    real = run(runner)
+    assert (dry.count, skipped(dry)) == (real.count, skipped(real))
+    assert real.count == len(fine) + 1
+    assert skipped(real) == {
+        "arguments refused": 3, "undecodable": 1, "newer one with this key": 2, "key live": 2,
+        "unknown task": 1,
+    }  # fmt: skip
+    assert foreseen == list(
+        real.messages.order_by("pk").values_list("message_id", "enqueued_at_us", "skipped")
+    )
+    assert len(foreseen) == 13
+
+
+def test_the_list_of_dead_letters_has_an_end(
+    runner: BulkRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk_run, "MOST_LISTED", 4)
+    dead(6)
+    operation = run(runner)
+    assert (operation.count, operation.messages.count()) == (6, 4)
 
 
 def test_a_message_of_any_key_is_replayed(hands: Hands, runner: BulkRunner) -> None:

@@ -525,7 +525,7 @@ def test_old_lists_are_forgotten(
     enqueue(12)
     first = ordered("shift", by=timedelta(hours=1))
     runner.run_once()
-    monkeypatch.setattr(bulk_waiting, "KEPT", -timedelta(hours=1))
+    monkeypatch.setattr(bulk_run, "KEPT", -timedelta(hours=1))
     second = ordered("shift", by=timedelta(hours=1))
     runner.run_once()
     assert BulkMessage.objects.filter(operation=first).count() == 0

@@ -349,4 +349,4 @@ def test_the_queries_are_few_and_the_scripts_do_not_grow_with_the_queue(hands: H
     with CaptureQueriesContext(connection) as queries:
         now()
     assert scripts_run(hands.store) - before == few
-    assert len([query for query in queries if query["sql"].lstrip().startswith("SELECT")]) == 5
+    assert len([query for query in queries if query["sql"].lstrip().startswith("SELECT")]) == 6

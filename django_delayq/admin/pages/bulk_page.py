@@ -18,7 +18,7 @@ from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
 from ...core.present import word
 from ...models import BulkKind, BulkMessage, BulkOperation, BulkStatus
 from ...operators import bulk as service
-from ...operators.bulk_run import PERMISSIONS, decoded
+from ...operators.bulk_run import MOST_LISTED, PERMISSIONS, decoded
 from ...operators.operations import require
 from ...operators.topic_permission import permitted_topics
 from ...operators.waiting_orders import SAMPLE
@@ -70,15 +70,19 @@ def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
         again=f"{url(request, 'bulk_new')}?{again}" if again else "",
         # The archive's filters for messages of that task and topic that ended since a replay began.
         ended_since=ended_since,
+        **_lists(_listed(request, operation)),
     )
 
 
 @register_page("bulk/<int:pk>/csv/", "bulk_csv")
 def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
-    """The messages of an operation on waiting messages: all, or those that were skipped."""
-    rows = _listed(request, _found(request, pk)).order_by("pk")
-    if request.GET.get("only") == "skipped":
+    """The messages of an operation: all, those that were changed, or those that were skipped."""
+    operation = _found(request, pk)
+    rows, only = _listed(request, operation).order_by("pk"), request.GET.get("only")
+    if only == "skipped":
         rows = rows.exclude(skipped="")
+    elif only == "changed":
+        rows = _dealt_with(operation, rows).filter(skipped="")
     parts = csv_export.written(rows.iterator(chunk_size=csv_export.ROWS), CSV_COLUMNS)
     return csv_export.streamed(request, parts, f"operation-{pk}")
 
@@ -92,16 +96,31 @@ def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpRespons
         if not selection.argument or may(request, "view_payload"):
             query = waiting_form.waiting_query(selection)
             again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
-    dealt_with = _listed(request, operation).filter(pk__lte=operation.position).order_by("pk")
     return _progress_page(
         request,
         operation,
         again=again,
         shift=abs(options.get("by", 0)),
         earlier=options.get("by", 0) < 0,
-        sample=dealt_with.filter(skipped="")[:SAMPLE],
-        left_out=dealt_with.exclude(skipped="")[:SAMPLE],
+        **_lists(_dealt_with(operation, _listed(request, operation))),
     )
+
+
+def _dealt_with(operation: BulkOperation, rows: QuerySet[BulkMessage]) -> QuerySet[BulkMessage]:
+    """Those whose end is known: waiting messages are listed before they are changed."""
+    if operation.kind in BulkKind.values and BulkKind(operation.kind).is_of_waiting:
+        return rows.filter(pk__lte=operation.position)
+    return rows
+
+
+def _lists(rows: QuerySet[BulkMessage]) -> dict[str, Any]:
+    """The first messages that were changed, and the first that were skipped."""
+    rows = rows.order_by("pk")
+    return {
+        "sample": rows.filter(skipped="")[:SAMPLE],
+        "left_out": rows.exclude(skipped="")[:SAMPLE],
+        "most_listed": MOST_LISTED,
+    }
 
 
 def _progress_page(request: HttpRequest, operation: BulkOperation, **context: Any) -> HttpResponse:

@@ -16,11 +16,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ...core.chunks import chunked
-from ...core.present import amount, next_due, seconds
+from ...core.present import amount, next_due, seconds, visible, word
 from ...core.times import from_ms
 from ...operators.topic_permission import permitted_topics
 from ...stats import overview as stats
 from ...stats import overview_sql
+from ...stats.marks import ChartMark
 from ...stats.overview import Bucket, Overview
 from ...store.queries import COUNTERS
 from .. import charts
@@ -117,10 +118,12 @@ def context_of(request: HttpRequest) -> dict[str, Any]:
             "at": [sample.at_ms / 1000 for sample in samples],
             "rate": [round(sample.finished_per_second, 3) for sample in samples],
             "lag": [round(sample.lag, 3) for sample in samples],
+            "marks": [[mark.at.timestamp(), _mark_words(mark)] for mark in now.marks],
             "now": None
             if now.problem
             else [now.at.timestamp(), totals["per_second"], totals["lag"]],
         },
+        "marks": [(mark.at, _mark_words(mark)) for mark in reversed(now.marks)],
         # The chart as a table, the newest first.
         "past": [
             {
@@ -132,6 +135,11 @@ def context_of(request: HttpRequest) -> dict[str, Any]:
             for group in reversed(groups)
         ],
     }
+
+
+def _mark_words(mark: ChartMark) -> str:
+    """`v2.3`, or `pause orders`."""
+    return visible(mark.words or f"{word(mark.action)} {mark.topic}".strip())
 
 
 def totals_of(now: Overview) -> dict[str, Any]:

@@ -67,8 +67,33 @@
       axes: [times(), axis("rate", 3, 46), axis("lag", 1, 46)],
       cursor: { drag: { x: true, y: false } },
       legend: { live: element.clientWidth > NARROW },
-      hooks: { setSelect: [(self) => (zoomed = self.select.width > 0)] },
+      hooks: { draw: [drawMarks], setSelect: [(self) => (zoomed = self.select.width > 0)] },
     };
+  }
+
+  /* What people did, and deploys: a line each, with its words along it. They also stand below the chart. */
+  function drawMarks(self) {
+    const { ctx, bbox } = self;
+    const marks = JSON.parse(document.getElementById("delayq-chart-data").textContent).marks;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour("--delayq-muted");
+    ctx.font = `${10 * devicePixelRatio}px sans-serif`;
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const [at, words] of marks) {
+      const x = self.valToPos(at, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.save();
+      ctx.translate(x - 3 * devicePixelRatio, bbox.top + 4 * devicePixelRatio);
+      ctx.rotate(-Math.PI / 2);
+      ctx.textAlign = "right";
+      ctx.fillText(words.slice(0, 24), 0, 0);
+      ctx.restore();
+    }
+    ctx.restore();
   }
 
   function build() {
