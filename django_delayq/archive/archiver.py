@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import (
     DataError,
@@ -32,7 +32,7 @@ from ..store.finished import FinishedStream, lengths
 from ..store.keys import Partition
 from ..store.store import RedisStore
 from . import archive_rows, closing, copying, unarchivable
-from .archive_rows import is_kept
+from .archive_rows import RowValues, is_kept
 
 logger = logging.getLogger("delayq.worker")
 
@@ -44,8 +44,10 @@ IDLE = 15.0
 #: While tasks run, the archiver rests four times as long as it has worked. So it takes a fifth of
 #: the interpreter's time. It catches up when the tasks are done, or when the stream is half full.
 REST = 4.0
-#: Batches of a partition with a backlog in one round: other partitions wait for no more.
-ROUND = 8
+#: Batches in one transaction while there is a backlog. A transaction costs as much as 100 rows.
+GROUP = 4
+#: Transactions of a partition with a backlog in one round: other partitions wait for no more.
+ROUND = 4
 #: Failures in a row of the same batch, with a database that answers, before the archiver searches
 #: for the bad entry.
 PATIENCE = 3
@@ -53,6 +55,14 @@ PATIENCE = 3
 TAKE_OVER_INTERVAL = 5.0
 #: Seconds after which a new topic is noticed.
 PARTITIONS_REFRESH = 10.0
+
+
+class Group(NamedTuple):
+    """What one transaction archives."""
+
+    entries: Sequence[Entry]
+    rows: Sequence[RowValues] | None = None
+    """Of the entries that are kept, see rows_of(); None when they have yet to be made."""
 
 
 class Archiver(Service):
@@ -76,7 +86,7 @@ class Archiver(Service):
         self._hinted = True
         self.interval = interval
         self._streams: dict[Partition, FinishedStream] = {}
-        self._held: dict[Partition, Sequence[Entry]] = {}
+        self._held: dict[Partition, Group] = {}
         """Read and not yet archived: they stay for the next try when the database is away."""
         self._failures: dict[Partition, int] = {}
         self._began_at = 0.0
@@ -159,40 +169,51 @@ class Archiver(Service):
             stream = self._streams[partition] = FinishedStream(
                 self._store, partition, self._consumer
             )
-        now, entries = time.monotonic(), self._held.get(partition)
+        now, group = time.monotonic(), self._held.get(partition, Group([]))
         took_over_at = self._took_over_at.get(partition, -TAKE_OVER_INTERVAL)
-        if not entries and now - took_over_at >= TAKE_OVER_INTERVAL:
+        if not group.entries and now - took_over_at >= TAKE_OVER_INTERVAL:
             self._took_over_at[partition] = now
-            entries = stream.take_over()
-        entries = entries or stream.read()
-        if waiting <= len(entries) or self._tasks_run():
-            done = self._insert(partition, entries) if entries else []
-            if done:
-                stream.remove(done)
-            return len(done)
-        # Redis reads ahead and removes while the database works: a third of the time.
-        archived = 0
+            group = Group(stream.take_over())
+        if not group.entries:
+            group = Group(stream.read())
+        if waiting > len(group.entries) and not self._tasks_run():
+            return self._archive_backlog(stream, group)
+        done = self._insert(partition, group) if group.entries else []
+        if done:
+            stream.remove(done)
+        return len(done)
+
+    def _archive_backlog(self, stream: FinishedStream, group: Group) -> int:
+        """Archive the group and more. While the database works, another thread removes what is
+        committed, reads ahead and makes the next rows: that is half of the time."""
+        archived, connection = 0, connections[get_settings().database]
         with ThreadPoolExecutor(1, "archiver") as beside:
+            removal: Future[int] | None = None
             for _ in range(ROUND):
-                if not entries:
+                if not group.entries:
                     break
-                ahead = beside.submit(stream.read)
-                done = self._insert(partition, entries)
+                ahead = beside.submit(_read_ahead, stream, connection)
+                done = self._insert(stream.partition, group)
                 archived += len(done)
-                removed = beside.submit(stream.remove, done) if done else ahead
-                entries = ahead.result()
-                removed.result()
-            else:
-                if entries:
-                    self._held[partition] = entries
+                if removal is not None:
+                    removal.result()
+                removal = beside.submit(stream.remove, done) if done else None
+                group = ahead.result()
+            if group.entries:
+                self._held[stream.partition] = group
+            if removal is not None:
+                removal.result()
         return archived
 
-    def _insert(self, partition: Partition, entries: Sequence[Entry]) -> Sequence[Entry]:
+    def _insert(self, partition: Partition, group: Group) -> Sequence[Entry]:
         """The entries that the archive has now. What could not be inserted is kept for the next
         try; what was read ahead is taken over then."""
-        self._held[partition] = entries
+        self._held[partition] = group
+        entries = group.entries
         try:
-            left = store_entries(entries, self._failures.get(partition, 0) >= PATIENCE)
+            left = store_entries(
+                entries, self._failures.get(partition, 0) >= PATIENCE, rows=group.rows
+            )
         except ArchiveUnavailable as error:
             if error.answers:
                 self._failures[partition] = self._failures.get(partition, 0) + 1
@@ -207,9 +228,27 @@ class Archiver(Service):
         return done
 
 
-def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[Entry]:
+def _read_ahead(stream: FinishedStream, connection: BaseDatabaseWrapper) -> Group:
+    entries = stream.read(GROUP)
+    try:
+        return Group(entries, rows_of(entries, connection))
+    except Exception:  # store_entries() meets it again, and finds the bad entry
+        return Group(entries)
+
+
+def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[RowValues]:
+    """The rows of those entries that are kept, as the quickest way into this database takes
+    them."""
+    if copying.is_worth_it(entries, connection):
+        return copying.rows_of([entry for entry in entries if is_kept(entry)])
+    return archive_rows.rows_of(entries, connection)
+
+
+def store_entries(
+    entries: Sequence[Entry], search: bool = False, *, rows: Sequence[RowValues] | None = None
+) -> Sequence[Entry]:
     """Insert the rows of the entries and close the outbox rows of the durable ones, in one
-    transaction.
+    transaction. `rows`: what rows_of() has made of the entries, if it has.
 
     Returns the entries that have to wait, because another transaction holds their rows: they are
     taken over and tried again later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is
@@ -219,10 +258,15 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
     connection = connections[get_settings().database]
     try:
         renew(connection)
-        if not search and copying.is_worth_it(entries, connection):
-            with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):
-                copying.copy_rows([e for e in entries if is_kept(e)], connection)
-                return closing.close(entries)
+        if search:
+            return _store(entries, connection)
+        if rows is None:
+            rows = rows_of(entries, connection)
+        if not copying.is_worth_it(entries, connection):
+            return _store(entries, connection, rows)
+        with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):
+            copying.copy_rows(rows, connection)
+            return closing.close(entries)
         return _store(entries, connection)
     except DelayQError:
         raise
@@ -242,8 +286,13 @@ def store_entries(entries: Sequence[Entry], search: bool = False) -> Sequence[En
         return [*store_entries(entries[:middle], True), *store_entries(entries[middle:], True)]
 
 
-def _store(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[Entry]:
-    rows = archive_rows.rows_of(entries, connection)
+def _store(
+    entries: Sequence[Entry],
+    connection: BaseDatabaseWrapper,
+    rows: Sequence[RowValues] | None = None,
+) -> Sequence[Entry]:
+    if rows is None:
+        rows = archive_rows.rows_of(entries, connection)
     with transaction.atomic(using=connection.alias):
         if rows:
             archive_rows.insert(rows, connection)

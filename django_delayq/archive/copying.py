@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import ArchivedMessage
 from ..store.entries import Entry
-from .archive_rows import COLUMNS, LAST_MS, Forms, row_of
+from .archive_rows import COLUMNS, LAST_MS, Forms, RowValues, row_of
 
 #: What psycopg is told for a column's type. It makes the same bytes as for the true one, from what
 #: we have: 16 bytes of an id, whole microseconds of an instant. To make a UUID and a datetime of
@@ -40,23 +40,24 @@ def _is_psycopg_3() -> bool:
     return bool(is_psycopg3)
 
 
-def copy_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> None:
-    """Insert the rows of the entries.
+def rows_of(entries: Sequence[Entry]) -> list[RowValues]:
+    """The rows of the entries, for copy_rows(). Raises what row_of() does."""
+    return [row_of(entry, _BINARY) for entry in entries]
 
-    PostgreSQL reads while rows are still made. Raises IntegrityError when one of them is there
-    already, NotSupportedError where a policy of row security forbids COPY, and what row_of() does.
-    """
+
+def copy_rows(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> None:
+    """Insert the rows. Raises IntegrityError when one of them is there already, and
+    NotSupportedError where a policy of row security forbids COPY."""
     statement, types = _statement(connection.alias)
-    # In the order of their ids, as insert() has them: two archivers do not deadlock.
-    ordered = sorted(entries, key=lambda entry: (entry.id, entry.record[:8]))
     with (
         connection.cursor() as cursor,
         connection.wrap_database_errors,
         cursor.copy(statement) as copied,
     ):
         copied.set_types(types)
-        for entry in ordered:
-            copied.write_row(row_of(entry, _BINARY))
+        # In the order of their ids, as insert() has them: two archivers do not deadlock.
+        for row in sorted(rows, key=lambda row: row[:2]):
+            copied.write_row(row)
 
 
 def _microseconds(ms: float) -> int:

@@ -39,12 +39,23 @@ class FinishedStream:
         # Fewer where bodies may be large: a whole batch is in memory, and in one SQL statement.
         self._batch = max(1, min(BATCH, BATCH_BYTES // store.client.settings.body_limit))
 
-    def read(self) -> Sequence[Entry]:
-        """Up to 500 entries that no archiver has read."""
+    def read(self, batches: int = 1) -> Sequence[Entry]:
+        """Entries that no archiver has read, up to 500 for each batch; fewer batches where bodies
+        are large."""
 
         def read(client: RedisPy) -> Found:
-            answer = client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=self._batch)
-            return answer[0][1] if answer else []
+            found: list[tuple[bytes, dict[bytes, bytes] | None]] = []
+            size = 0
+            for _ in range(batches):
+                answer = client.xreadgroup(
+                    GROUP, self._consumer, {self._key: ">"}, count=self._batch
+                )
+                more = answer[0][1] if answer else []
+                found += more
+                size += sum(len(fields[b"record"]) for _, fields in more if fields)
+                if len(more) < self._batch or size > BATCH_BYTES // 8:
+                    break
+            return found
 
         return self._in_group(read)
 

@@ -7,11 +7,14 @@ import uuid
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+from django.db import connection
 
 from django_delayq import delayed_task, purge_topic
-from django_delayq.archive.archive_rows import COLUMNS
+from django_delayq.archive import archive_rows
+from django_delayq.archive.archive_rows import COLUMNS, LAST_MS, forms_of
 from django_delayq.core.conf import get_settings
 from django_delayq.core.message import STAMP, Record, encode_header, encode_record
 from django_delayq.core.times import from_ms, stored_ms
@@ -316,3 +319,32 @@ def test_no_text_of_a_detail_is_refused_for_the_character_0(hands: Hands) -> Non
     put_entry(hands.store, detail=json.dumps(dict.fromkeys(texts, "X\x00Y")).encode())
     (row,) = hands.archive()
     assert {row.worker, row.reason, row.error_class, row.error_message, row.traceback} == {"X\\0Y"}
+
+
+@pytest.mark.parametrize("most", [30, 200, 10_000])
+def test_rows_are_the_same_however_many_a_statement_takes(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(archive_rows, "_most_parameters", lambda connection: most)
+    record.enqueue_many([(n,) for n in range(40)])
+    record.using(key="k", headers={"a": "%s ?"}).enqueue(UNICODE)
+    hands.work()
+    found = {body(row)["args"][0]: row for row in hands.archive()}
+    assert found.keys() == {*range(40), UNICODE}
+    assert [(found[at].key, found[at].headers) for at in (0, UNICODE)] == [
+        ("", ""),
+        ("k", '{"a":"%s ?"}'),
+    ]
+    assert {row.topic for row in found.values()} == {"default"}
+
+
+@pytest.mark.parametrize("ms", [-1.5, 0, 1_763_632_200_000, 1_763_632_200_123.456, LAST_MS])
+@pytest.mark.parametrize("zone", ["UTC", "America/St_Johns", "Asia/Kathmandu"])
+def test_an_instant_is_written_as_django_writes_it(
+    monkeypatch: pytest.MonkeyPatch, ms: float, zone: str
+) -> None:
+    """Else a search on SQLite, which compares texts, would not find it."""
+    monkeypatch.setattr(connection, "timezone", ZoneInfo(zone))
+    monkeypatch.setattr(connection, "vendor", "sqlite")
+    by_django = from_ms(ms).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    assert forms_of(connection).instant(ms) == str(by_django)

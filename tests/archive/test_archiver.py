@@ -57,15 +57,60 @@ def test_a_backlog_is_archived_in_one_round(hands: Hands) -> None:
     assert (len(rows()), hands.archiver.waiting, hands.left()) == (520, 0, {DEFAULT: 0})
 
 
-def test_of_a_long_backlog_a_round_takes_so_many_batches(
+def test_of_a_long_backlog_a_round_takes_so_many_groups(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finished, "BATCH", 10)
-    monkeypatch.setattr(module, "ROUND", 3)
-    finish(hands, 50)
+    monkeypatch.setattr(module, "GROUP", 2)
+    monkeypatch.setattr(module, "ROUND", 2)
+    finish(hands, 60)
     assert hands.archiver.run_once() == 0.0
-    assert (len(rows()), hands.archiver.waiting) == (30, 20)
+    assert (len(rows()), hands.archiver.waiting) == (30, 30)
     hands.archiver.run_once()
+    assert (len(rows()), hands.left()) == (60, {DEFAULT: 0})
+
+
+def test_the_groups_of_a_backlog_are_committed_each(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    finish(hands, 100)
+    sizes: list[int] = []
+
+    def noted(entries: Any, *args: Any, **options: Any) -> Any:
+        sizes.append(len(entries))
+        return store_entries(entries, *args, **options)
+
+    monkeypatch.setattr(module, "store_entries", noted)
+    hands.archive()
+    assert sizes == [10, 40, 40, 10]
+
+
+@pytest.mark.parametrize("damage", [{"at": 10**15}, {"detail": b'{"started_ms":1e300}'}])
+def test_a_bad_entry_in_a_backlog_is_put_aside_alone(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, damage: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    finish(hands, 25)
+    put_entry(hands.store, DEFAULT, record=stored_record(STAMP_US, b"[1]"), **damage)
+    finish(hands, 25)
+    hands.archive()
+    assert (len(rows()), UnarchivableEntry.objects.count()) == (50, 1)
+    assert hands.left() == {DEFAULT: 0}
+
+
+def test_a_redis_that_is_away_in_a_backlog_makes_no_row_twice(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
+    finish(hands, 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(hands.store, "trim_finished", lambda *_: (_ for _ in ()).throw(DelayQError()))
+        with pytest.raises(DelayQError):
+            hands.archiver.run_once()
+    assert hands.left() == {DEFAULT: 50}
+    hands.archive()
     assert (len(rows()), hands.left()) == (50, {DEFAULT: 0})
 
 
@@ -84,6 +129,7 @@ def test_a_database_that_goes_away_in_a_backlog_loses_nothing(
 ) -> None:
     monkeypatch.setattr(finished, "BATCH", 10)
     monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
+    monkeypatch.setattr(module, "GROUP", 1)
     finish(hands, 50)
     with failing_commits(1, after=2), pytest.raises(ArchiveUnavailable):
         hands.archiver.run_once()

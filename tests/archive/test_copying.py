@@ -27,13 +27,13 @@ MANY = copying.LEAST + 10
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many entries each COPY had."""
+    """How many rows each COPY had."""
     sizes: list[int] = []
     copy = copying.copy_rows
 
-    def noted(entries: Any, connection: Any) -> None:
-        sizes.append(len(entries))
-        copy(entries, connection)
+    def noted(rows: Any, connection: Any) -> None:
+        sizes.append(len(rows))
+        copy(rows, connection)
 
     monkeypatch.setattr(copying, "copy_rows", noted)
     return sizes

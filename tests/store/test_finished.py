@@ -124,6 +124,21 @@ def test_no_more_than_a_batch_is_read_at_once(store: RedisStore, stream: Finishe
     assert ids(stream.read()) == ended[BATCH:]
 
 
+def test_several_batches_are_read_at_once(store: RedisStore, stream: FinishedStream) -> None:
+    ended = end_many(store, 2 * BATCH + 1)
+    assert ids(stream.read(2)) == ended[: 2 * BATCH]
+    assert ids(stream.read(2)) == ended[2 * BATCH :]
+    assert stream.read(2) == []
+
+
+def test_large_bodies_are_read_in_one_batch_at_a_time(
+    store: RedisStore, stream: FinishedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = end_many(store, BATCH + 1)
+    monkeypatch.setattr(module, "BATCH_BYTES", BATCH)
+    assert ids(stream.read(2)) == ended[:BATCH]
+
+
 def test_two_archivers_share_the_entries(store: RedisStore, stream: FinishedStream) -> None:
     other = FinishedStream(store, PARTITION, "other")
     first = end(store)
@@ -259,9 +274,9 @@ def test_removing_again_changes_nothing(store: RedisStore, stream: FinishedStrea
     assert dump(store) == before
 
 
-def test_a_full_batch_is_removed_in_one_call(store: RedisStore, stream: FinishedStream) -> None:
-    end_many(store, BATCH)
-    assert stream.remove(stream.read()) == 0
+def test_full_batches_are_removed(store: RedisStore, stream: FinishedStream) -> None:
+    end_many(store, 2 * BATCH)
+    assert stream.remove(stream.read(2)) == 0
     assert group(store) == {"archiver": 0}
 
 
