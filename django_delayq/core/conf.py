@@ -70,12 +70,15 @@ class TopicSettings:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """The entries of DELAYQ; upper-case in the settings file. Durations are seconds or
-    timedelta."""
+    timedelta.
 
-    redis: str = ""
+    An entry that may hold a secret is left out of the repr, and of the parameters of a job.
+    """
+
+    redis: str = field(default="", repr=False)
     """Required. A URL (`redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://`),
     or a `CACHES` alias of django-redis."""
-    redis_next: str = ""
+    redis_next: str = field(default="", repr=False)
     """URL of the Redis to which `delayq move-store` is to move the store. Processes change over by
     themselves."""
     prefix: str = "delayq"
@@ -144,15 +147,15 @@ class Settings:
     metrics_max_topics: int = 200
     """How many topics metrics name, and how many pairs of topic and task. All others count as
     `other`."""
-    metrics_token: str = ""
+    metrics_token: str = field(default="", repr=False)
     """The view of the metrics answers who sends this as bearer token. Without a token it answers
     users who may see the overview."""
     event_stream: int = 0
     """What happens to messages is written to a Redis stream, of which about so many entries are
     kept. 0: nothing is written."""
-    alerts: Sequence[AlertRule] = ()
+    alerts: Sequence[AlertRule] = field(default=(), repr=False)
     """Of what people are to be told, and how: a list of dicts."""
-    alert_secret: str = ""
+    alert_secret: str = field(default="", repr=False)
     """Signs the alerts that go to URLs, which need it."""
     priority_ageing: float = 60.0
     """How long a message has to wait to gain one step of priority, so that a low one never

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from django.utils import timezone
 
-from ..core.message import Found, Record, State, decode_body
+from ..core.message import Found, Record, State, decode_body, task_code_of
 from ..store.lease import Lease
-from ..tasks import context, registry
+from ..tasks import context, redaction, registry
 from .task_results import FAILED, SUCCESSFUL, live_facts
 from .tasks_api import (
     Task,
@@ -83,17 +83,34 @@ def _attempt(run: Any) -> Iterator[TaskResult[..., Any]]:
         if _is_last(task, lease, error):
             _finish(result, FAILED)
             kind = type(error)
+            seen = error
+            if redaction.hides(task_code_of(lease.record)):
+                seen = redaction.safe_error(error, redaction.hidden_in(lease))
             result.errors.append(
                 TaskError(
                     exception_class_path=f"{kind.__module__}.{kind.__qualname__}",
-                    traceback="".join(format_exception(error)),
+                    traceback="".join(format_exception(seen)),
                 )
             )
-            # Inside the except block: receivers ask for sys.exc_info().
-            task_finished.send_robust(sender, task_result=result)
+            _while_handling(seen, lambda: task_finished.send_robust(sender, task_result=result))
         raise
     _finish(result, SUCCESSFUL)
     task_finished.send_robust(sender, task_result=result)
+
+
+def _while_handling(error: BaseException, tell: Callable[[], object]) -> None:
+    """Tell receivers that ask for sys.exc_info(). The stack that they see begins with the function
+    of the task: the variables of our own functions have the arguments."""
+    stack, whole, before = error.__traceback__, error.__traceback__, error.__context__
+    for _ in range(2):  # _attempt and the runner
+        stack = stack and stack.tb_next
+    try:
+        raise error
+    except BaseException:
+        # As they were: `raise` puts the error that is handled already, the true one, before it.
+        error.__traceback__, error.__context__ = stack, before
+        tell()
+        error.__traceback__ = whole
 
 
 def _running_result(task: Task[..., Any], lease: Lease) -> TaskResult[..., Any]:

@@ -97,13 +97,16 @@ class Redis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: Secret = Secret()
     options: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """DELAYQ without REDIS: prefix, topics, limits, timeouts; durations in seconds."""
+    """DELAYQ without its secrets: prefix, topics, limits, timeouts; durations in seconds."""
+    next: Secret = Secret()
+    """The URL to which the store is to move. Empty: it does not move, or the job is not told."""
 
     def settings(self) -> Settings:
         """The settings for a RedisStore. They hold the secret: never log, pickle or put them into a
         plan of Spark. Raises ConfigurationError.
         """
-        return parse_settings({**self.options, "REDIS": self.url.resolve()})
+        secrets = {"REDIS": self.url.resolve(), "REDIS_NEXT": self.next.resolve()}
+        return parse_settings({**self.options, **secrets})
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

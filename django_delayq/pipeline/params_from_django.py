@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,15 @@ def parameters(
             )
     with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
-        url = Secret(redis_secret) or _kept(folder, "redis", url_of(get_settings()))
-        # DELAYQ without its secret, as values that JSON can hold.
         settings = get_settings()
+        url = Secret(redis_secret) or _kept(folder, "redis", url_of(settings))
+        # Other machines cannot read a file of this one: there a job ends when the store moves.
+        after = Secret() if elsewhere else _kept(folder, "redis_next", settings.redis_next)
+        # DELAYQ without its secrets, as values that JSON can hold.
         options = {
-            name.upper(): getattr(settings, name)
-            for name in settings.__dataclass_fields__
-            if name not in ("redis", "topics", "database", "encryption_keys")
+            one.name.upper(): getattr(settings, one.name)
+            for one in fields(settings)
+            if one.repr and one.name not in ("topics", "database")
         }
         options["TOPICS"] = {
             topic: {
@@ -66,7 +69,7 @@ def parameters(
         }
         yield Params(
             database=_database(entry, password),
-            redis=Redis(url, options),
+            redis=Redis(url, options, after),
             encrypted=bool(settings.encryption_keys),
             **rest,
         )
@@ -96,6 +99,7 @@ def set_up(params: Params) -> None:
             DELAYQ={
                 **params.redis.options,
                 "REDIS": params.redis.url.resolve(),
+                "REDIS_NEXT": params.redis.next.resolve(),
                 "DATABASE": "default",
             },
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",

@@ -279,6 +279,8 @@ class Executor:
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
+        # Of a child that was killed: places in the code, without values.
+        stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
         if redaction.hides(task.definition.code):
             error = redaction.safe_error(error, redaction.hidden_in(lease))
         if isinstance(error, Reject):
@@ -286,7 +288,6 @@ class Executor:
             return outcome
         outcome.error = None if isinstance(error, Snooze) else error
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)
-        stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
         outcome.traceback = stack or _traceback(error)
         failures = lease.attempts.attempt - lease.attempts.crashes
         try:

@@ -16,6 +16,7 @@ from tests.admin.test_script import backlog, expect
 from tests.admin.world import World
 
 
+@pytest.mark.long
 def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -65,8 +66,21 @@ def test_buttons_that_need_a_script_are_not_there_without(
         expect(button).to_be_visible() if javascript else expect(button).to_be_hidden()
 
 
-def test_the_find_box_stands_beside_the_tabs(opened: Callable[..., Any]):
-    page = opened(width=1280)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_find_box_is_wide_enough_for_what_it_asks_for(opened: Callable[..., Any], width: int):
+    page = opened(width=width)
+    rest = page.evaluate(
+        "(() => { const box = document.querySelector('#delayq-find');"
+        " const text = document.createElement('canvas').getContext('2d');"
+        " const style = getComputedStyle(box); text.font = style.font;"
+        " return box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight)"
+        " - text.measureText(box.placeholder).width; })()"
+    )
+    assert rest >= 0
+
+
+def test_the_find_box_stands_beside_the_tabs_where_there_is_room(opened: Callable[..., Any]):
+    page = opened(width=1600)
     ends = page.evaluate(
         "[...document.querySelectorAll('.delayq-tabs, .delayq-find')].map((one) => "
         "one.getBoundingClientRect().bottom)"

@@ -56,6 +56,14 @@ def fails() -> None:
 
 
 @task()
+def refuses(card: str) -> None:
+    try:
+        raise ValueError(card)
+    except ValueError as error:
+        raise LookupError(f"{card} is refused") from error
+
+
+@task()
 def exits() -> None:
     raise SystemExit("this task exits")
 

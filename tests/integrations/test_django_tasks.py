@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from traceback import TracebackException
 from typing import Any
 
 import pytest
@@ -678,6 +679,33 @@ def test_signal_of_a_failure_is_sent_while_it_is_handled(
     sample.fails.enqueue()
     work()
     assert signals[-1] == ("finished", DelayqBackend, "FAILED", True)
+
+
+def hide_all(topic: str, task: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return [], {}
+
+
+def test_receivers_of_the_last_signal_do_not_see_what_is_hidden(
+    sample: Any, work: Work, settings: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDACT": f"{__name__}.hide_all"}
+    seen: list[str] = []
+
+    def receive(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        assert error is not None and type(error).__name__ == "LookupError"
+        full = TracebackException.from_exception(error, capture_locals=True)
+        seen.extend(["".join(full.format()), str(task_result.errors[-1].traceback)])
+
+    task_finished.connect(receive)
+    sample.refuses.enqueue("4111-2222-zyx")
+    work()
+    task_finished.disconnect(receive)
+    assert len(seen) == 2
+    for text in seen:
+        assert "4111-2222-zyx" not in text
+        assert "in refuses" in text and "is refused" in text
+        assert "ValueError" in text, "causes are seen too"
 
 
 def test_attempt_that_is_not_the_last_finishes_nothing(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.job_errors import Refused
@@ -123,6 +124,33 @@ def test_secrets_of_the_project_lie_in_files_of_this_user_that_go(
         assert b"hunter2" not in params.encode()
         assert settings.DELAYQ["REDIS"].encode() not in params.encode()
     assert not path.parent.exists()
+
+
+@pytest.mark.usefixtures("delayq")
+def test_no_secret_of_the_settings_stands_in_the_parameters(
+    entry: Mapping[str, Any], settings: Any
+) -> None:
+    hook = "https://hooks.example.com/hunter4"
+    settings.DELAYQ = {
+        **settings.DELAYQ,
+        "REDIS_NEXT": "redis://:hunter5@127.0.0.1:1/0",
+        "METRICS_TOKEN": "hunter6",
+        "ALERTS": [{"kind": "lag", "limit": 5, "to": [hook]}],
+        "ALERT_SECRET": "hunter7",
+        "ENCRYPTION_KEYS": ["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY"],
+    }
+    assert "hunter" not in repr(get_settings()) and "QUJD" not in repr(get_settings())
+    with params_from_django.parameters() as params:
+        for secret in (b"hunter", b"QUJD"):
+            assert secret not in params.encode()
+        path = Path(params.redis.next.ref.removeprefix("file:"))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        read = Params.decode(params.encode()).redis.settings()
+        assert read.redis_next == "redis://:hunter5@127.0.0.1:1/0", "a job follows a move"
+    with params_from_django.parameters(
+        elsewhere=True, redis_secret="env:R", database_secret="env:D"
+    ) as params:
+        assert not params.redis.next, "others cannot read a file of this machine"
 
 
 @pytest.mark.usefixtures("delayq")

@@ -1,7 +1,8 @@
 -- trim_finished: acked, dead, cancelled, expired -> a row of the archive, which is committed: the entry leaves the stream.
 -- Guarantee: an entry that is not in SQL is never removed. What waited for room in the stream is claimed again.
 -- KEYS: the partition (shared/partition.lua). Shared: wake.
--- ARGV: group, finished_limit, number of entries (500 at most), the entries, then message id and stamp of each durable message among them.
+-- ARGV: group, finished_limit, number of entries (500 at most), the entries, then message id and stamp of each durable
+--   message among them.
 -- Returns: how many entries are left.
 local group, limit, durable = ARGV[1], tonumber(ARGV[2]), 4 + tonumber(ARGV[3])
 local entries = { unpack(ARGV, 4, durable - 1) }
