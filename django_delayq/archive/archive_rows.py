@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone, tzinfo
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -54,6 +54,8 @@ COLUMNS = (
     "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "error_class", "error_message",
     "traceback", "replay_of", "result",
 )  # fmt: skip
+#: Rows of one statement on SQLite, at most.
+ROWS = 500
 RowValues = tuple[Any, ...]
 #: The body of a message and its arguments as the archive shows them.
 Content = tuple[Body, str]
@@ -247,20 +249,19 @@ def insert(
                 [*map(list, varying.values()), *same.values()],
             )
         else:
-            # One statement for many rows: executemany takes and gives back the interpreter's lock
-            # for each, while the archiver reads ahead.
-            most = max(1, (_most_parameters(connection) - len(same)) // len(varying))
-            columns = ", ".join([*["?"] * len(same), "v.*"])
-            row = f"({', '.join('?' * len(varying))})"
-            for some in chunked(list(zip(*varying.values(), strict=True)), most):
-                values = f"SELECT {columns} FROM (VALUES {', '.join([row] * len(some))}) v"
-                # Django's cursor would write its own marks into the text first, one by one: a tenth
-                # of the time.
-                with connection.wrap_database_errors:
-                    connection.connection.execute(
-                        into((*same, *varying), f"{values} WHERE true"),
-                        [*same.values(), *chain.from_iterable(some)],
-                    )
+            # One statement for many rows: with one for each, the interpreter's lock is given back
+            # and taken again for each, while the archiver reads ahead.
+            most = min(ROWS, max(1, (_most_parameters(connection) - len(same)) // len(varying)))
+            columns = ", ".join([*["%s"] * len(same), "v.*"])
+            parts = chunked(zip(*varying.values(), strict=True), most)
+            for size, alike in groupby(parts, key=len):
+                values = ", ".join([f"({_holes(varying)})"] * size)
+                cursor.executemany(
+                    into(
+                        (*same, *varying), f"SELECT {columns} FROM (VALUES {values}) v WHERE true"
+                    ),
+                    [[*same.values(), *chain.from_iterable(part)] for part in alike],
+                )
 
 
 def archive_all(entries: Sequence[Entry]) -> None:
