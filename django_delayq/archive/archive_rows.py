@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import base64
 import logging
-import sqlite3
 import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timezone, tzinfo
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -55,6 +54,8 @@ COLUMNS = (
     "started_at", "finished_at", "lateness_ms", "run_ms", "worker", "error_class", "error_message",
     "traceback", "replay_of", "result",
 )  # fmt: skip
+#: Rows of one statement on SQLite, at most.
+ROWS = 500
 RowValues = tuple[Any, ...]
 #: The body of a message and its arguments as the archive shows them.
 Content = tuple[Body, str]
@@ -66,7 +67,7 @@ _NOTHING = msgspec.Raw(b"")
 LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp() * 1000)
 
 
-class FinishDetail(msgspec.Struct, omit_defaults=True):
+class FinishDetail(msgspec.Struct, omit_defaults=True, gc=False):
     """What the process that ended a message reports about the last run. Each line of a history has
     the same form."""
 
@@ -248,17 +249,18 @@ def insert(
                 [*map(list, varying.values()), *same.values()],
             )
         else:
-            # One statement for many rows: executemany takes and gives back the interpreter's lock
-            # for each, while the archiver reads ahead.
-            most = max(1, (_most_parameters(connection) - len(same)) // len(varying))
-            for some in chunked(list(zip(*varying.values(), strict=True)), most):
-                values = ", ".join([f"({_holes(varying)})"] * len(some))
-                columns = ", ".join([*["%s"] * len(same), "v.*"])
-                cursor.execute(
+            # One statement for many rows: with one for each, the interpreter's lock is given back
+            # and taken again for each, while the archiver reads ahead.
+            most = min(ROWS, max(1, (_most_parameters(connection) - len(same)) // len(varying)))
+            columns = ", ".join([*["%s"] * len(same), "v.*"])
+            parts = chunked(zip(*varying.values(), strict=True), most)
+            for size, alike in groupby(parts, key=len):
+                values = ", ".join([f"({_holes(varying)})"] * size)
+                cursor.executemany(
                     into(
                         (*same, *varying), f"SELECT {columns} FROM (VALUES {values}) v WHERE true"
                     ),
-                    [*same.values(), *chain.from_iterable(some)],
+                    [[*same.values(), *chain.from_iterable(part)] for part in alike],
                 )
 
 
@@ -355,7 +357,9 @@ def _holes(columns: Collection[str]) -> str:
 def _most_parameters(connection: BaseDatabaseWrapper) -> int:
     """How many one statement of SQLite takes."""
     if sys.version_info >= (3, 11):
-        return int(connection.connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER))
+        from sqlite3 import SQLITE_LIMIT_VARIABLE_NUMBER
+
+        return int(connection.connection.getlimit(SQLITE_LIMIT_VARIABLE_NUMBER))
     return 999  # as many as the oldest takes that Django knows
 
 

@@ -45,7 +45,7 @@ IDLE = 15.0
 #: the interpreter's time. It catches up when the tasks are done, or when the stream is half full.
 REST = 4.0
 #: Batches in one transaction while there is a backlog. A transaction costs as much as 100 rows.
-GROUP = 4
+BATCHES = 4
 #: Transactions of a partition with a backlog in one round: other partitions wait for no more.
 ROUND = 4
 #: Failures in a row of the same batch, with a database that answers, before the archiver searches
@@ -57,12 +57,12 @@ TAKE_OVER_INTERVAL = 5.0
 PARTITIONS_REFRESH = 10.0
 
 
-class Group(NamedTuple):
+class Portion(NamedTuple):
     """What one transaction archives."""
 
     entries: Sequence[Entry]
     rows: Sequence[RowValues] | None = None
-    """Of the entries that are kept, see rows_of(); None when they have yet to be made."""
+    """Of the entries that are kept, see quickest_rows(); None when they have yet to be made."""
 
 
 class Archiver(Service):
@@ -86,7 +86,7 @@ class Archiver(Service):
         self._hinted = True
         self.interval = interval
         self._streams: dict[Partition, FinishedStream] = {}
-        self._held: dict[Partition, Group] = {}
+        self._held: dict[Partition, Portion] = {}
         """Read and not yet archived: they stay for the next try when the database is away."""
         self._failures: dict[Partition, int] = {}
         self._began_at = 0.0
@@ -169,50 +169,50 @@ class Archiver(Service):
             stream = self._streams[partition] = FinishedStream(
                 self._store, partition, self._consumer
             )
-        now, group = time.monotonic(), self._held.get(partition, Group([]))
+        now, portion = time.monotonic(), self._held.get(partition, Portion([]))
         took_over_at = self._took_over_at.get(partition, -TAKE_OVER_INTERVAL)
-        if not group.entries and now - took_over_at >= TAKE_OVER_INTERVAL:
+        if not portion.entries and now - took_over_at >= TAKE_OVER_INTERVAL:
             self._took_over_at[partition] = now
-            group = Group(stream.take_over())
-        if not group.entries:
-            group = Group(stream.read())
-        if waiting > len(group.entries) and not self._tasks_run():
-            return self._archive_backlog(stream, group)
-        done = self._insert(partition, group) if group.entries else []
+            portion = Portion(stream.take_over())
+        if not portion.entries:
+            portion = Portion(stream.read())
+        if waiting > len(portion.entries) and not self._tasks_run():
+            return self._archive_backlog(stream, portion)
+        done = self._insert(partition, portion) if portion.entries else []
         if done:
             stream.remove(done)
         return len(done)
 
-    def _archive_backlog(self, stream: FinishedStream, group: Group) -> int:
-        """Archive the group and more. While the database works, another thread removes what is
+    def _archive_backlog(self, stream: FinishedStream, portion: Portion) -> int:
+        """Archive the portion and more. While the database works, another thread removes what is
         committed, reads ahead and makes the next rows: that is half of the time."""
         archived, connection = 0, connections[get_settings().database]
         with ThreadPoolExecutor(1, "archiver") as beside:
             removal: Future[int] | None = None
             for _ in range(ROUND):
-                if not group.entries:
+                if not portion.entries:
                     break
                 ahead = beside.submit(_read_ahead, stream, connection)
-                done = self._insert(stream.partition, group)
+                done = self._insert(stream.partition, portion)
                 archived += len(done)
                 if removal is not None:
                     removal.result()
                 removal = beside.submit(stream.remove, done) if done else None
-                group = ahead.result()
-            if group.entries:
-                self._held[stream.partition] = group
+                portion = ahead.result()
+            if portion.entries:
+                self._held[stream.partition] = portion
             if removal is not None:
                 removal.result()
         return archived
 
-    def _insert(self, partition: Partition, group: Group) -> Sequence[Entry]:
+    def _insert(self, partition: Partition, portion: Portion) -> Sequence[Entry]:
         """The entries that the archive has now. What could not be inserted is kept for the next
         try; what was read ahead is taken over then."""
-        self._held[partition] = group
-        entries = group.entries
+        self._held[partition] = portion
+        entries = portion.entries
         try:
             left = store_entries(
-                entries, self._failures.get(partition, 0) >= PATIENCE, rows=group.rows
+                entries, self._failures.get(partition, 0) >= PATIENCE, rows=portion.rows
             )
         except ArchiveUnavailable as error:
             if error.answers:
@@ -228,19 +228,19 @@ class Archiver(Service):
         return done
 
 
-def _read_ahead(stream: FinishedStream, connection: BaseDatabaseWrapper) -> Group:
-    entries = stream.read(GROUP)
+def _read_ahead(stream: FinishedStream, connection: BaseDatabaseWrapper) -> Portion:
+    entries = stream.read(BATCHES)
     try:
-        return Group(entries, rows_of(entries, connection))
+        return Portion(entries, quickest_rows(entries, connection))
     except Exception:  # store_entries() meets it again, and finds the bad entry
-        return Group(entries)
+        return Portion(entries)
 
 
-def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[RowValues]:
+def quickest_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[RowValues]:
     """The rows of those entries that are kept, as the quickest way into this database takes
     them."""
     if copying.is_worth_it(entries, connection):
-        return copying.rows_of([entry for entry in entries if is_kept(entry)])
+        return copying.rows_to_copy([entry for entry in entries if is_kept(entry)])
     return archive_rows.rows_of(entries, connection)
 
 
@@ -248,7 +248,7 @@ def store_entries(
     entries: Sequence[Entry], search: bool = False, *, rows: Sequence[RowValues] | None = None
 ) -> Sequence[Entry]:
     """Insert the rows of the entries and close the outbox rows of the durable ones, in one
-    transaction. `rows`: what rows_of() has made of the entries, if it has.
+    transaction. `rows`: what quickest_rows() has made of the entries, if it has.
 
     Returns the entries that have to wait, because another transaction holds their rows: they are
     taken over and tried again later (TAKE_OVER_AFTER_MS). With `search`, a batch that fails is
@@ -261,7 +261,7 @@ def store_entries(
         if search:
             return _store(entries, connection)
         if rows is None:
-            rows = rows_of(entries, connection)
+            rows = quickest_rows(entries, connection)
         if not copying.is_worth_it(entries, connection):
             return _store(entries, connection, rows)
         with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):

@@ -40,7 +40,7 @@ def _is_psycopg_3() -> bool:
     return bool(is_psycopg3)
 
 
-def rows_of(entries: Sequence[Entry]) -> list[RowValues]:
+def rows_to_copy(entries: Sequence[Entry]) -> list[RowValues]:
     """The rows of the entries, for copy_rows(). Raises what row_of() does."""
     return [row_of(entry, _BINARY) for entry in entries]
 

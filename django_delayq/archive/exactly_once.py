@@ -19,7 +19,7 @@ def _archive_once(entries: Sequence[Entry]) -> None:
     connection = connections[get_settings().database]
     if copying.is_worth_it(entries, connection):
         with suppress(NotSupportedError), transaction.atomic(using=connection.alias):
-            copying.copy_rows(copying.rows_of(entries), connection)
+            copying.copy_rows(copying.rows_to_copy(entries), connection)
             return
     archive_rows.archive_once(entries)
 

@@ -172,7 +172,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """Pass it to list_messages() to get the next page. None on the last page."""
 
 
-class Attempts(msgspec.Struct, frozen=True):
+class Attempts(msgspec.Struct, frozen=True, gc=False):
     """What the partition remembers of a message that has been claimed."""
 
     attempt: int
@@ -227,7 +227,7 @@ def runs_of(history: bytes) -> list[dict[str, Any]]:
     return runs
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """The decoded header of a record and its body, still encoded."""
 
     enqueued_at_us: int

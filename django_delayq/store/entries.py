@@ -10,7 +10,7 @@ from ..core.message import is_durable, stamp_of
 from .keys import Partition
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One finished message, as the scripts wrote it down."""
 
     entry: bytes

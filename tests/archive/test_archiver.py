@@ -57,11 +57,11 @@ def test_a_backlog_is_archived_in_one_round(hands: Hands) -> None:
     assert (len(rows()), hands.archiver.waiting, hands.left()) == (520, 0, {DEFAULT: 0})
 
 
-def test_of_a_long_backlog_a_round_takes_so_many_groups(
+def test_of_a_long_backlog_a_round_takes_so_many_transactions(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finished, "BATCH", 10)
-    monkeypatch.setattr(module, "GROUP", 2)
+    monkeypatch.setattr(module, "BATCHES", 2)
     monkeypatch.setattr(module, "ROUND", 2)
     finish(hands, 60)
     assert hands.archiver.run_once() == 0.0
@@ -70,7 +70,7 @@ def test_of_a_long_backlog_a_round_takes_so_many_groups(
     assert (len(rows()), hands.left()) == (60, {DEFAULT: 0})
 
 
-def test_the_groups_of_a_backlog_are_committed_each(
+def test_several_batches_of_a_backlog_are_one_transaction(
     hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finished, "BATCH", 10)
@@ -129,7 +129,7 @@ def test_a_database_that_goes_away_in_a_backlog_loses_nothing(
 ) -> None:
     monkeypatch.setattr(finished, "BATCH", 10)
     monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 0)
-    monkeypatch.setattr(module, "GROUP", 1)
+    monkeypatch.setattr(module, "BATCHES", 1)
     finish(hands, 50)
     with failing_commits(1, after=2), pytest.raises(ArchiveUnavailable):
         hands.archiver.run_once()
