@@ -279,15 +279,17 @@ class Executor:
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
+        # What people may see of it. The error itself decides: the other one is of another class.
+        shown = error
         if redaction.hides(task.definition.code):
-            error = redaction.safe_error(error, redaction.hidden_in(lease))
+            shown = redaction.safe_error(error, redaction.hidden_in(lease))
         if isinstance(error, Reject):
-            outcome.reason = _message(error)
+            outcome.reason = _message(shown)
             return outcome
-        outcome.error = None if isinstance(error, Snooze) else error
-        outcome.error_class, outcome.error_message = _class_name(error), _message(error)
+        outcome.error = None if isinstance(error, Snooze) else shown
+        outcome.error_class, outcome.error_message = _class_name(shown), _message(shown)
         stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
-        outcome.traceback = stack or _traceback(error)
+        outcome.traceback = stack or _traceback(shown)
         failures = lease.attempts.attempt - lease.attempts.crashes
         try:
             if isinstance(error, Snooze):
