@@ -378,20 +378,20 @@ class GatewayAway(ConnectionError):
 
 
 @pytest.mark.parametrize(
-    ("said", "retry_for", "state", "text"),
+    "case",
     [
         (lambda card: Reject(f"{card} is stolen"), None, "dead", f"{MARK} is stolen"),
         (lambda card: Snooze(3600), None, "delayed", ""),
         (lambda card: Snooze(3600), GatewayAway, "delayed", ""),
         (lambda card: Retry(f"{card}: busy", delay=3600), GatewayAway, "delayed", f"{MARK}: busy"),
-        (lambda card: GatewayAway(card), GatewayAway, "delayed", MARK),
-        (lambda card: ValueError(card), GatewayAway, "dead", MARK),
+        (GatewayAway, GatewayAway, "delayed", MARK),
+        (ValueError, GatewayAway, "dead", MARK),
     ],
     ids=["Reject", "Snooze", "Snooze alone", "Retry", "retry_for", "not retry_for"],
 )
-def test_what_a_task_says_counts(
-    said: Any, retry_for: Any, state: str, text: str, way: str, declared: Any, hands: Hands
-) -> None:
+def test_what_a_task_says_counts(case: Any, way: str, declared: Any, hands: Hands) -> None:
+    said, retry_for, state, text = case
+
     def say(order_id: int, card: str) -> None:
         raise said(card)
 

@@ -6,6 +6,7 @@ python -m tests.acceptance.mock_kafka
 from __future__ import annotations
 
 import signal
+import sys
 
 
 def main() -> None:
@@ -15,7 +16,8 @@ def main() -> None:
     # The broker lives as long as the client that has it.
     client = Producer({"bootstrap.servers": "", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = client.list_topics(timeout=10).brokers.values()
-    print(f"{broker.host}:{broker.port}", flush=True)
+    sys.stdout.write(f"{broker.host}:{broker.port}\n")
+    sys.stdout.flush()
     signal.pause()
 
 

@@ -96,10 +96,7 @@ def test_nothing_is_lost_or_runs_twice_wherever_the_command_is_killed(
     wait_until(lambda: queue.history.count(*handles) == len(handles), "all have run", 30)
     wait_until(lambda: not queue.leased(), "all are acked", 30)
     twice = queue.history.duplicates()
-    figure(
-        f"{len(handles)} messages; lost {len(queue.history.lost(handles))}, "
-        f"twice {len(twice)}"
-    )
+    figure(f"{len(handles)} messages; lost {len(queue.history.lost(handles))}, twice {len(twice)}")
     assert not twice
     assert queue.acked_once(handles)
     assert queue.live() == len(later)
