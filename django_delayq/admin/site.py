@@ -61,6 +61,7 @@ TABS = (
 _UNDER = {
     "topic": "changelist",
     "message": "changelist",
+    "running": "workers",
     "waiting": "changelist",
     "waiting_start": "changelist",
     "archived": "archive",

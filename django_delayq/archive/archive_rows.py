@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
-from functools import lru_cache
+import sqlite3
+import sys
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timezone, tzinfo
+from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,6 +24,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.timezone import get_default_timezone
 
+from ..core.chunks import chunked
 from ..core.conf import get_settings
 from ..core.encryption import is_sealed
 from ..core.exceptions import UndecodableMessage
@@ -102,13 +106,21 @@ def forms_of(connection: BaseDatabaseWrapper) -> Forms:
     """As the parameters of a statement hold them."""
     if connection.vendor == "postgresql":
         return Forms(bytes.hex, stored_ms)
-    # Django's text of an instant, in a sixth of its time: a row has four.
     zone = connection.timezone if settings.USE_TZ else get_default_timezone()
 
     def instant(ms: float) -> str:
-        return str(datetime.fromtimestamp(round(ms * 1000) / 1e6, zone).replace(tzinfo=None))
+        seconds, microseconds = divmod(round(ms * 1000), 1_000_000)
+        text = _second(seconds, zone)
+        return f"{text}.{microseconds:06}" if microseconds else text
 
     return Forms(bytes.hex, instant)
+
+
+@lru_cache(maxsize=4096)
+def _second(seconds: int, zone: tzinfo) -> str:
+    """Django's text of a whole second since 1970. A row has four instants, and a batch has few
+    seconds: without the cache these texts are most of the work for a row."""
+    return str(datetime.fromtimestamp(seconds, zone).replace(tzinfo=None))
 
 
 def is_kept(entry: Entry) -> bool:
@@ -209,31 +221,45 @@ def insert(
     rows: Sequence[RowValues], connection: BaseDatabaseWrapper, *, strict: bool = False
 ) -> None:
     """Insert the rows. A row that is already there stays as it is; with `strict` it raises
-    IntegrityError. They are inserted in the order
-    of their ids, so that two archivers with the same rows wait for each other and do not
-    deadlock."""
-    alias, rows = connection.alias, sorted(rows, key=lambda row: row[:2])
+    IntegrityError. They are inserted in the order of their ids, so that two archivers with the same
+    rows wait for each other and do not deadlock."""
+    rows = sorted(rows, key=lambda row: row[:2])
+    into = partial(_statement, connection.alias, strict=strict)
+    # A column that holds the same in all rows (most do, in a batch of one topic) is passed once:
+    # that halves the time.
+    same, varying = {}, {}
+    for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True):
+        if column.count(column[0]) == len(rows):
+            same[name] = column[0]
+        else:
+            varying[name] = column
     with connection.cursor() as cursor:
-        if connection.vendor != "postgresql":
-            cursor.executemany(_statement(alias, strict=strict), rows)
-            return
-        # One statement with an array for each column takes a third less time than executemany. A
-        # column that holds the same in all rows (most do, in a batch of one topic) is passed once:
-        # that halves the rest.
-        sources, parameters, unnested = [], [], False
-        for kind, column in zip(_types(alias), zip(*rows, strict=True), strict=True):
-            if column.count(column[0]) == len(rows):
-                sources.append(f"%s::{kind}")
-                parameters.append(column[0])
-            else:
-                sources.append(f"unnest(%s::{kind}[])")
-                parameters.append(list(column))
-                unnested = True
-        # Without an array it is one row.
-        cursor.execute(
-            _statement(alias, f"SELECT {', '.join(sources)}" if unnested else "", strict=strict),
-            parameters,
-        )
+        if connection.vendor == "mysql":  # has no short form that both of its kinds know
+            cursor.executemany(into(COLUMNS, f"VALUES ({_holes(COLUMNS)})"), rows)
+        elif not varying:
+            cursor.execute(into(tuple(same), f"VALUES ({_holes(same)})"), [*same.values()])
+        elif connection.vendor == "postgresql":
+            # One statement with an array for each column takes a third less time than executemany.
+            kinds = dict(zip(COLUMNS, _types(connection.alias), strict=True))
+            arrays = [f"unnest(%s::{kinds[name]}[])" for name in varying]
+            values = ", ".join([*arrays, *(f"%s::{kinds[name]}" for name in same)])
+            cursor.execute(
+                into((*varying, *same), f"SELECT {values}"),
+                [*map(list, varying.values()), *same.values()],
+            )
+        else:
+            # One statement for many rows: executemany takes and gives back the interpreter's lock
+            # for each, while the archiver reads ahead.
+            most = max(1, (_most_parameters(connection) - len(same)) // len(varying))
+            for some in chunked(list(zip(*varying.values(), strict=True)), most):
+                values = ", ".join([f"({_holes(varying)})"] * len(some))
+                columns = ", ".join([*["%s"] * len(same), "v.*"])
+                cursor.execute(
+                    into(
+                        (*same, *varying), f"SELECT {columns} FROM (VALUES {values}) v WHERE true"
+                    ),
+                    [*same.values(), *chain.from_iterable(some)],
+                )
 
 
 def archive_all(entries: Sequence[Entry]) -> None:
@@ -322,17 +348,26 @@ def _without_nul(text: str) -> str:
     return text.replace("\0", "\\0")
 
 
-@lru_cache(maxsize=16)
-def _statement(alias: str, values: str = "", *, strict: bool = False) -> str:
+def _holes(columns: Collection[str]) -> str:
+    return ", ".join(["%s"] * len(columns))
+
+
+def _most_parameters(connection: BaseDatabaseWrapper) -> int:
+    """How many one statement of SQLite takes."""
+    if sys.version_info >= (3, 11):
+        return int(connection.connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER))
+    return 999  # as many as the oldest takes that Django knows
+
+
+def _statement(alias: str, columns: Collection[str], values: str, *, strict: bool) -> str:
     """An INSERT that leaves a row that is already there. A strict one fails then."""
     connection = connections[alias]
     quote = connection.ops.quote_name
-    values = values or f"VALUES ({', '.join(['%s'] * len(COLUMNS))})"
     # Not Django's INSERT IGNORE, which swallows more than a second row of the same life.
     ignore = "ON DUPLICATE KEY UPDATE topic = topic" if connection.vendor == "mysql" else _IGNORE
     return (
         f"INSERT INTO {quote(ArchivedMessage._meta.db_table)} "
-        f"({', '.join(map(quote, COLUMNS))}) {values} {'' if strict else ignore}"
+        f"({', '.join(map(quote, columns))}) {values} {'' if strict else ignore}"
     )
 
 

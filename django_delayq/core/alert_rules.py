@@ -16,18 +16,25 @@ ALERT_KINDS: Mapping[str, str | None] = {
     "backlog": "messages",
     "lag": "duration",
     "dead": "messages",
+    "dead_letters": "messages",
     "unserved": None,
+    "saturated": "duration",
+    "worker_gone": None,
+    "paused": None,
     "archive_lag": "duration",
+    "archive_limit": "percent",
+    "unarchivable": "messages",
     "outbox": "messages",
+    "relay_lag": "duration",
     "audit": "findings",
     "redis": None,
 }
-#: Kinds whose limit has a default, because each single one is news.
-_FIRST = {"dead": 1, "audit": 1}
+#: Kinds whose limit has a default.
+_FIRST = {"dead": 1, "audit": 1, "unarchivable": 1, "archive_limit": 80}
 #: Kinds that hold for a moment at each deploy or failover: seconds before they fire.
 _AFTER = {"unserved": 60.0, "redis": 60.0}
 #: Kinds that are not about topics.
-_WITHOUT_TOPICS = ("audit", "redis")
+_WITHOUT_TOPICS = ("audit", "redis", "relay_lag", "unarchivable")
 _OPTIONS = ("kind", "limit", "topics", "after", "to", "name")
 _NAME = re.compile(r"[\w .:,-]{1,100}\Z")
 _MAIL = re.compile(r"[^\s@/]+@[^\s@/]+\Z")
@@ -43,7 +50,7 @@ class AlertRule:
     kind: str
     """One of ALERT_KINDS."""
     limit: float
-    """It holds from this value on: messages, findings, or seconds."""
+    """It holds from this value on: messages, findings, percent, or seconds."""
     topics: tuple[str, ...]
     """Only these; empty: all."""
     after: float

@@ -6,6 +6,6 @@ May import client and what client may import. Start with overview.py.
 from __future__ import annotations
 
 __all__ = [
-    "overview", "figures", "unserved", "alerts", "hourly", "stats_service", "history",
-    "histogram", "overview_sql",
+    "overview", "figures", "attention", "held_messages", "unserved", "alerts", "hourly",
+    "stats_service", "history", "histogram", "overview_sql",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from itertools import pairwise
@@ -120,6 +120,25 @@ class Sample:
     waiting: int
 
 
+class RunningTask(NamedTuple):
+    """What a worker runs of one task."""
+
+    topic: str
+    task: str
+    """Empty when the worker does not know it."""
+    messages: int
+    since: datetime
+    """When the one that has run for longest began."""
+
+
+class RunStart(NamedTuple):
+    """When a worker began a message, and where it runs it."""
+
+    began_at: datetime
+    thread: str
+    """Empty for a coroutine."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerStatus:
     """One heartbeat."""
@@ -148,11 +167,27 @@ class WorkerStatus:
     settled: dict[str, int]
     services: dict[str, dict[str, Any]]
     """archiver, relay ...: what they have done."""
+    busy: int = 0
+    """Threads that run something."""
+    tasks: Sequence[RunningTask] = ()
+    """What it runs, the most first."""
+    begun: Mapping[str, RunStart] = field(default_factory=dict)
+    """By the id of the message; those that have run for longest."""
+
+    @property
+    def process(self) -> str:
+        """Its name without the random part: host and pid."""
+        return self.name.rpartition(":")[0] or self.name
 
     @property
     def held(self) -> int:
         """Messages that it has claimed and does not run."""
         return max(0, self.in_flight - self.running)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether every thread is busy."""
+        return self.busy >= self.concurrency > 0
 
     @property
     def serves(self) -> bool:
@@ -225,7 +260,7 @@ def overview_of(topics: Collection[str]) -> Overview:
 def worker_statuses() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
-    return _workers(store.queries.snapshot((), (), 1), store.clock_ms())
+    return statuses_of(store.queries.snapshot((), (), 1), store.clock_ms())
 
 
 def obstacles(topic: str) -> Obstacles:
@@ -431,7 +466,7 @@ def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> Data
 def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overview:
     snapshot, at_ms, minutes, hours = seen
     sql = sql or DatabaseFigures()
-    living = _workers(snapshot, at_ms)
+    living = statuses_of(snapshot, at_ms)
     due = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)]
     due = due or [0] * (len(minutes) + len(hours))
     # Some topics are only in the outbox: no code declares them, and no message of them was near
@@ -533,7 +568,8 @@ def _due(
     return bars
 
 
-def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
+def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
+    """All heartbeats, the living first."""
     found = [
         WorkerStatus(
             name=name,
@@ -555,7 +591,16 @@ def _workers(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
             services={
                 key: value
                 for key, value in beat.items()
-                if isinstance(value, dict) and key != "settled"
+                if isinstance(value, dict) and key not in ("settled", "begun")
+            },
+            busy=int(beat.get("busy", 0)),
+            tasks=[
+                RunningTask(topic, task, messages, from_ms(since_ms))
+                for topic, task, messages, since_ms in beat.get("tasks", ())
+            ],
+            begun={
+                message_id: RunStart(from_ms(began_ms), thread)
+                for message_id, (began_ms, thread) in beat.get("begun", {}).items()
             },
         )
         for name, beat in snapshot.heartbeats.items()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import redis
 
+from ..core.chunks import chunked
 from .client import BATCH, Read
 from .connection import RedisPy
 from .entries import Entry, entry_of
@@ -63,10 +64,14 @@ class FinishedStream:
         return self._in_group(take_over)
 
     def remove(self, entries: Sequence[Entry]) -> int:
-        """Forget entries whose rows are committed, 500 at most. Returns how many are left in the
-        stream."""
-        finished = [(entry.entry, entry.id, entry.stamp) for entry in entries]
-        return self._store.trim_finished(self.partition, GROUP, finished)
+        """Forget entries whose rows are committed. Returns how many are left in the stream."""
+        left = 0
+        for some in chunked(entries, BATCH):
+            durable = [(entry.id, stamp) for entry in some if (stamp := entry.stamp)]
+            left = self._store.trim_finished(
+                self.partition, GROUP, [entry.entry for entry in some], durable
+            )
+        return left
 
     def _in_group(self, read: Callable[[RedisPy], Found]) -> Sequence[Entry]:
         """The entries that `read` gets through the group, which is made at the first read. None

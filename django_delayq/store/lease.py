@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
+from typing import NamedTuple
 
 from ..core.message import Attempts, token_of, ttr_ms_of
 from ..core.task_report import TaskReport
 from .keys import Partition
+
+#: Bytes of a token that name its holder, and bytes of the time of the claim (ms).
+_HOLDER, _TIME = 5, 6
+
+
+class Holder(NamedTuple):
+    """Who claimed a message, and when."""
+
+    code: bytes
+    """holder_code() of the worker."""
+    claimed_ms: int
+    """By Redis' clock, as far as the holder knew it."""
+
+
+def holder_code(worker: str) -> bytes:
+    """Stands for a worker in the tokens of its leases."""
+    return hashlib.blake2b(worker.encode(), digest_size=_HOLDER).digest()
+
+
+#: Stands for all that consume over HTTP.
+HTTP = holder_code("http")
+
+
+def new_token(code: bytes, now_ms: float) -> bytes:
+    """A token that no other claim has. It tells who claimed and when, so that people can be shown
+    both and Redis keeps nothing more."""
+    at = int(now_ms).to_bytes(_TIME, "big")
+    return code + at + os.urandom(16 - _HOLDER - _TIME)
+
+
+def holder_of(token: bytes) -> Holder:
+    """What new_token() has put into a token."""
+    return Holder(token[:_HOLDER], int.from_bytes(token[_HOLDER : _HOLDER + _TIME], "big"))
 
 
 class Lease:

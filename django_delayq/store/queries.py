@@ -36,6 +36,8 @@ class HeldLease(NamedTuple):
     partition: Partition
     id: bytes
     deadline_ms: float
+    token: bytes = b""
+    """Says who claimed it and when (lease.py). Only from holders()."""
 
 
 class SweepCounters(NamedTuple):
@@ -115,6 +117,32 @@ class Queries:
             flat = iter(answer if is_flat else chain.from_iterable(answer))
             found += [HeldLease(partition, i, float(ms)) for i, ms in zip(flat, flat, strict=True)]
         return sorted(found, key=lambda lease: lease.deadline_ms)
+
+    def count_leased(self, partitions: Sequence[Partition]) -> Sequence[int]:
+        """How many leases each partition has; one round trip."""
+        prefix = self._client.prefix
+        reads = [Read("ZCARD", None, (keys.leased_key(prefix, part),)) for part in partitions]
+        return self._client.read_all(reads) if reads else []
+
+    def holders(self, counts: Iterable[tuple[Partition, int]]) -> Sequence[HeldLease]:
+        """So many leases of each partition, those that end first, with their tokens; one round trip
+        (read_all)."""
+        asked = [
+            (partition, (offset, min(BATCH, count - offset)))
+            for partition, count in counts
+            for offset in range(0, count, BATCH)
+        ]
+        if not asked:
+            return []
+        answers = self._client.read_all([Read("holders", *one) for one in asked])
+        found: dict[tuple[Partition, bytes], HeldLease] = {}
+        for (partition, _), answer in zip(asked, answers, strict=True):
+            flat = iter(answer)
+            for message_id, deadline_ms, token in zip(flat, flat, flat, strict=True):
+                # A lease that is extended between two reads may be in both.
+                lease = HeldLease(partition, message_id, float(deadline_ms), token)
+                found[partition, message_id] = lease
+        return list(found.values())
 
     def find_leased(self, leases: Sequence[HeldLease]) -> Sequence[Found | None]:
         """The message of each lease, None where it is gone; one round trip (read_all)."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ..core.task_report import TaskProgress
-from .client import RedisClient
+from .client import Read, RedisClient
 from .entries import Entry, entry_of
 from .keys import Partition, progress_key, result_key
 from .partitions import Partitions
@@ -71,6 +71,17 @@ class Reports:
             if raw := self._client.command("GET", key):
                 return msgspec.json.decode(raw, type=TaskProgress)
         return None
+
+    def progress_of(
+        self, messages: Sequence[tuple[Partition, bytes]]
+    ) -> Sequence[TaskProgress | None]:
+        """The same of each of these messages; one round trip."""
+        prefix = self._client.prefix
+        reads = [Read("GET", None, (progress_key(prefix, *message),)) for message in messages]
+        return [
+            msgspec.json.decode(raw, type=TaskProgress) if raw else None
+            for raw in (self._client.read_all(reads) if reads else ())
+        ]
 
     def forget(self, topic: str, ids: Sequence[bytes]) -> None:
         """Remove the results and the progress of these messages."""

@@ -578,15 +578,19 @@ class RedisStore:
         return answer.decode()
 
     def trim_finished(
-        self, partition: Partition, group: str, finished: Sequence[tuple[bytes, bytes, bytes]]
+        self,
+        partition: Partition,
+        group: str,
+        entries: Sequence[bytes],
+        durable: Sequence[tuple[bytes, bytes]] = (),
     ) -> int:
-        """Remove entries of the finished stream whose rows are committed: entry, message id, and
-        stamp or nothing of each.
+        """Remove entries of the finished stream whose rows are committed, 500 at most. `durable`:
+        id and stamp of each durable message among them.
 
         Returns how many entries are left.
         """
         limit = self.client.settings.finished_limit
-        args = (group, limit, *chain.from_iterable(finished))
+        args = (group, limit, len(entries), *entries, *chain.from_iterable(durable))
         return int(self.client.call("trim_finished", partition, args))
 
     def _archive(self, partition: Partition) -> str:

@@ -72,6 +72,12 @@ def pretty_json(value: Any) -> str:
 
 
 @register.filter
+def short_name(task: str) -> str:
+    """The name of a task without its module."""
+    return task.rpartition(".")[2]
+
+
+@register.filter
 def breakable(name: str) -> SafeString:
     """A name with a possible line break after each dot and underscore."""
     return format_html_join(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from ..core.message import task_code_of
 from ..core.service import Service
 from ..store.client import BATCH
 from ..store.keys import Partition
-from ..store.lease import Lease
+from ..store.lease import Lease, holder_code, new_token
 from ..tasks import registry
 from ..tasks.task import Task, TaskKind
 from .agenda import Agenda, Visit
@@ -66,6 +65,7 @@ class Dispatcher(Service):
         self._store = shared.store
         self._claims = Claims(shared.store, shared.settings)
         self._clock = shared.clock
+        self._code = holder_code(shared.name)
         self._pool = pool
         self._event_loop = event_loop
         self._release = release
@@ -194,7 +194,7 @@ class Dispatcher(Service):
         return waiting
 
     def _claim(self, visit: Visit, limit: int) -> None:
-        token = os.urandom(16)
+        token = new_token(self._code, self._clock.now_ms())
         try:
             claimed = self._claims.claim(visit.partition, limit, token)
         except OutcomeUnknown:

@@ -288,6 +288,7 @@ class Executor:
             return outcome
         outcome.error = None if isinstance(error, Snooze) else shown
         outcome.error_class, outcome.error_message = _class_name(shown), _message(shown)
+        # Of a child that was killed: places in the code, without values.
         stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
         outcome.traceback = stack or _traceback(shown)
         failures = lease.attempts.attempt - lease.attempts.crashes

@@ -13,6 +13,8 @@ from .shared import Shared
 
 #: Heartbeats older than this are those of workers that ended without saying so (seconds).
 DEAD_AFTER = 60.0
+#: They are kept for so long (seconds): somebody will ask what became of the worker.
+FORGOTTEN_AFTER = 1800.0
 
 
 class Heartbeat(Service):
@@ -54,7 +56,7 @@ class Heartbeat(Service):
         store.workers.beat(worker, json.dumps(figures))
         if self._beats % 6 == 0:
             beats = store.workers.heartbeats()
-            old = [n for n in beats if now_ms - beats[n]["at_ms"] > DEAD_AFTER * 1000]
+            old = [n for n in beats if now_ms - beats[n]["at_ms"] > FORGOTTEN_AFTER * 1000]
             if old:
                 store.workers.forget(*old, ended=False)
         self._beats += 1

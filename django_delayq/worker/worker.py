@@ -27,6 +27,7 @@ from .listener import Listener
 from .outcome import Outcome, Result
 from .quarantine import AWAY_MS
 from .reclaimer import Reclaimer
+from .run_report import described_runs
 from .sampler import Sampler
 from .settler import Settler
 from .shared import PerformOnce, Shared
@@ -235,14 +236,19 @@ class Worker:
     def figures(self) -> dict[str, Any]:
         """For heartbeats and the health port."""
         gatherer = self.dispatcher.gatherer
-        in_batches = 0 if gatherer is None else len(gatherer.running)
+        in_pool = [
+            (one, slot.thread) for slot in self.pool.slots if (one := slot.lease) is not None
+        ]
+        others = [*self.event_loop.running, *(gatherer.running if gatherer is not None else ())]
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "version": PACKAGE_VERSION,
             "topics": list(self.options.topics),
             "concurrency": self.options.concurrency,
-            "running": len(self.pool.running) + len(self.event_loop.running) + in_batches,
+            "running": len(in_pool) + len(others),
+            "busy": len(in_pool),
+            **described_runs([*in_pool, *((lease, None) for lease in others)]),
             "in_flight": len(self.shared.held),
             "started_ms": int(self._started_at * 1000),
             "overrun": self.lease_keeper.overrun,

@@ -264,6 +264,7 @@ def test_task_that_only_newer_workers_know_waits_for_one(queue: Queue, figure: F
     assert queue.acked_once([handle, *known])
 
 
+@pytest.mark.long
 def test_two_versions_of_the_code_work_side_by_side(queue: Queue) -> None:
     """A rolling deploy: what one version cannot run, the other runs, in its first attempt, and both
     run all else."""
@@ -292,6 +293,7 @@ def test_two_versions_of_the_code_work_side_by_side(queue: Queue) -> None:
     assert queue.acked_once([*grown, *newcomers, *known])
 
 
+@pytest.mark.long
 def test_retry_that_meets_old_code_waits_too(queue: Queue) -> None:
     """A rollback: it was claimed first long before a worker met it that does not know its task."""
     handle = tasks.newcomer.using(delay=3600).enqueue()

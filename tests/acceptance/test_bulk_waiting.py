@@ -99,6 +99,7 @@ def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind
         assert after == {name: due + by * (name in meant) for name, due in before.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [pytest.param("cancel", marks=pytest.mark.long), "shift"])
 def test_after_kill_9_of_the_worker_exactly_the_campaign_is_changed_once(
     kind: str, delayq: RedisStore, start_worker: Callable[[], WorkerProcess], figure: Figure
@@ -129,6 +130,7 @@ def ended(operation: BulkOperation) -> bool:
     return operation.finished_at is not None
 
 
+@pytest.mark.long
 def test_after_kill_9_of_the_command_the_same_command_goes_on(
     delayq: RedisStore, environment: dict[str, str], figure: Figure
 ) -> None:

@@ -98,6 +98,7 @@ class Bent:
         return self.queue.history.lateness([handle], self.clock.offset)[handle.id]
 
 
+@pytest.mark.long
 def test_days_and_weeks_are_as_good_as_seconds_and_clocks_may_jump(
     server_kind: str, shim: Path, tmp_path: Path, figure: Figure
 ) -> None:

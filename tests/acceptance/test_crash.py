@@ -142,6 +142,7 @@ def test_frozen_worker_is_refused_when_it_wakes_up(queue: Queue, tmp_path: Path)
     assert frozen.stop() == 0
 
 
+@pytest.mark.long
 def test_long_task_keeps_its_lease_and_one_that_overruns_is_given_up(
     queue: Queue, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_long_task_keeps_its_lease_and_one_that_overruns_is_given_up(
     assert "more than its max_runtime" in queue.workers[0].output
 
 
+@pytest.mark.long
 def test_worker_whose_threads_all_hang_ends_with_code_6_and_is_replaced(queue: Queue) -> None:
     worker = queue.worker("--processes", "2", "--concurrency", "1", "--shutdown-timeout", "0.2")
     handles = tasks.overrun.enqueue_many([(60,)] * 2)

@@ -26,6 +26,7 @@ def run(program: str, *arguments: str, database: str = "sqlite") -> Any:
     return json.loads(done.stdout.splitlines()[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
     [
@@ -43,6 +44,7 @@ def test_redis_that_loses_everything_loses_no_durable_message(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "how",
     [

@@ -95,6 +95,7 @@ def test_a_task_asks_for_its_message_and_reports_as_in_a_thread(
     assert queue.store.reports.progress("apart", handle.identity).done == 3
 
 
+@pytest.mark.long
 def test_extend_lets_a_run_go_on_beyond_its_max_runtime(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -284,6 +285,7 @@ def test_children_and_workers_that_are_killed_at_any_moment_lose_nothing(
     assert sorted(ends) == sorted((h.id, "dead" if h.id in poisoned else "acked") for h in handles)
 
 
+@pytest.mark.long
 def test_children_die_with_a_worker_that_is_killed(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -299,6 +301,7 @@ def test_children_die_with_a_worker_that_is_killed(
     wait_until(lambda: len(queue.history.starts(slow)) == 2, "it runs again", 60)
 
 
+@pytest.mark.long
 def test_a_worker_that_stops_waits_for_isolated_runs(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -310,6 +313,7 @@ def test_a_worker_that_stops_waits_for_isolated_runs(
     assert queue.acked_once([handle], "apart")
 
 
+@pytest.mark.long
 def test_a_run_that_outlives_the_shutdown_is_killed_and_given_back(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -324,6 +328,7 @@ def test_a_run_that_outlives_the_shutdown_is_killed_and_given_back(
     assert (message.state, message.attempt) == ("ready", 0)
 
 
+@pytest.mark.long
 def test_signals_to_the_whole_group_leave_the_child_to_its_worker(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -414,6 +419,7 @@ def test_without_the_hint_a_worker_hears_of_a_cancel_when_it_extends_the_lease(
     wait_until(lambda: queue.history.all()[-1].what == "cancelled", "it is cancelled", 3)
 
 
+@pytest.mark.long
 def test_cancels_and_ends_of_runs_meet_and_each_message_ends_once(
     queue: Queue, worker: Callable[..., WorkerProcess], figure: Figure
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.acceptance
 AT_ONCE = 26
 
 
+@pytest.mark.long
 def test_a_rate_holds_for_all_processes(queue: Queue, figure: Figure) -> None:
     handles = tasks.paced.enqueue_many([(n,) for n in range(200)])
     queue.worker("--processes", "3")

@@ -176,6 +176,7 @@ def test_environment_gives_defaults(queue: Queue) -> None:
     assert len(queue.history.starts()) == 5
 
 
+@pytest.mark.long
 def test_reload_starts_anew_with_changed_code(queue: Queue, tmp_path: Path) -> None:
     module = tmp_path / "changing.py"
     module.write_text("VERSION = 1\n")

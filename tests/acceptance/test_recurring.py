@@ -128,6 +128,7 @@ def live_through(world: World, instants: list[datetime], nightly: list[datetime]
         world.wait_until(instant + timedelta(seconds=2))
 
 
+@pytest.mark.long
 def test_each_tick_runs_once_as_its_policy_says(world: World, night: str, figure: Figure) -> None:
     instants, nightly = NIGHTS[night]
     live_through(world, instants, nightly)

@@ -62,6 +62,7 @@ class Sender(threading.Thread):
         return self.accepted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fsync", ["everysec", "always"])
 def test_killed_redis_loses_nothing_that_was_accepted(
     own_server: Servers, queue_on: Queues, figure: Figure, fsync: str

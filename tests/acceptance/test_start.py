@@ -164,6 +164,7 @@ def test_no_archiver_starts_without_the_tables(
     assert queue.acked_once(handles)
 
 
+@pytest.mark.long
 def test_archiver_alone_archives_what_is_there_and_ends(
     aof_server: Server, queue_on: Queues, database: Database
 ) -> None:
@@ -190,6 +191,7 @@ def test_archiver_alone_archives_what_is_there_and_ends(
     assert queue.begin("--archiver", "--burst").wait() == 0  # and with nothing to do
 
 
+@pytest.mark.long
 def test_archiver_alone_runs_no_task(
     aof_server: Server, queue_on: Queues, database: Database
 ) -> None:

@@ -53,6 +53,7 @@ def test_cluster_serves_a_topic_of_four_partitions(
     assert [worker.stop() for worker in workers] == [0, 0]
 
 
+@pytest.mark.long
 def test_cluster_node_that_dies_and_comes_back_loses_nothing(
     cluster: Server, queue_on: Queues, figure: Figure
 ) -> None:

@@ -202,6 +202,7 @@ def test_it_can_be_cancelled_once(operator: Client, hands: Hands) -> None:
     assert "has ended already" in text_of(operator.post(cancel, follow=True))
 
 
+@pytest.mark.long
 def test_the_browser_follows_it_without_a_reload(
     browser_page: Callable[..., Any], as_user: AsUser, hands: Hands
 ) -> None:
@@ -226,6 +227,7 @@ def test_the_browser_follows_it_without_a_reload(
     assert page.evaluate("window.here") == 1
 
 
+@pytest.mark.long
 def test_the_browser_says_when_it_cannot_follow(
     browser_page: Callable[..., Any], as_user: AsUser, browser_problems: list[str]
 ) -> None:

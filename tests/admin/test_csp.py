@@ -89,6 +89,7 @@ def test_every_page_is_sound(
     assert not unsound, json.dumps(unsound, indent=1)
 
 
+@pytest.mark.long
 def test_every_page_says_the_same_without_scripts(
     world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
 ):

@@ -123,6 +123,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "javascript",
     [

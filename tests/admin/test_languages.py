@@ -198,6 +198,7 @@ def test_a_form_says_what_is_wrong_in_the_language(
     assert english_on(html, language) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["de", pytest.param("zh-hans", marks=pytest.mark.long)])
 def test_nothing_is_wider_than_a_telephone(
     language: str,

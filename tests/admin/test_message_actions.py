@@ -285,6 +285,7 @@ def test_edit_of_a_running_message_is_said_in_words(operator: Client, hands: Han
 # In a browser
 
 
+@pytest.mark.long
 def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     hands: Hands, as_user: AsUser, browser_page: Callable[..., Any]
 ) -> None:

@@ -89,7 +89,6 @@ def test_redis_is_down_and_the_last_figures_are_shown_with_their_time(
 def test_a_topic_that_nobody_serves(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(topics=[by_hand.topic(workers=0), by_hand.topic("mail")]))
     html = page(viewer)
-    assert "Topics without a worker: orders (1,210 waiting)" in text_of(html)
     assert html.count("delayq-badge-err") == 1
     assert (
         "These topics are counted too, but their messages do not start now: orders (no worker)"
@@ -102,16 +101,15 @@ def test_a_topic_that_only_quiet_workers_serve(viewer: Client, shown: Callable[.
     topics = [by_hand.topic(workers=0, quiet_workers=1), by_hand.topic("mail", quiet_workers=1)]
     shown(by_hand.overview(topics=topics, workers=[by_hand.worker("one"), quiet]))
     html = page(viewer)
-    assert "Topics without a worker: orders (1,210 waiting, only quiet workers)" in text_of(html)
     assert "Workers 2 1 of them quiet" in text_of(html)
     assert re.search(r'delayq-badge-err">only quiet workers</span>', html)
-    assert html.count("only quiet workers") == 2
+    assert html.count("only quiet workers") == 1
 
 
 def test_nothing_waits_for_a_worker_that_is_not_there(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(topics=[by_hand.topic(workers=0, backlog=0, delayed=0, leased=0)]))
     html = page(viewer)
-    assert "delayq-unserved" not in html and "delayq-held" not in html
+    assert "delayq-held" not in html
     assert html.count("delayq-badge-err") == 0
     assert 'delayq-badge-quiet">no worker</span>' in html
 
@@ -142,7 +140,6 @@ def test_a_pause_that_ends_by_itself_says_when(viewer: Client, shown: Callable[.
         "These topics are counted too, but their messages do not start now: orders (paused)"
         in text_of(html)
     )
-    assert "delayq-unserved" not in html
 
 
 def test_with_nothing_in_use_the_page_says_what_to_do(viewer: Client, shown: Callable[..., None]):

@@ -321,6 +321,7 @@ def test_who_may_not_write_arguments_schedules_nothing(
     assert not topics.list_messages("orders").messages
 
 
+@pytest.mark.long
 def test_a_message_is_sent_from_a_browser(
     hands: Hands, as_user: AsUser, browser_page: Callable[..., Any]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_slow_answer_is_not_asked_for_twice_until_it_is_given_up(opened: Calla
     expect(backlog(page)).to_have_text("2")
 
 
+@pytest.mark.long
 def test_a_refresh_that_failed_is_said_and_tried_again_with_a_pause(
     opened: Callable[..., Any], browser_problems: list[str]
 ):
@@ -171,6 +172,7 @@ def test_selected_text_is_not_taken_away(opened: Callable[..., Any]):
     expect(backlog(page)).to_have_text("2")
 
 
+@pytest.mark.long
 def test_what_has_changed_is_read_out_once_a_minute(opened: Callable[..., Any]):
     page = opened()
     page.get_by_label("Refresh every").select_option("15")
@@ -199,6 +201,7 @@ def test_the_chart_follows_the_theme_and_gets_a_point_with_each_refresh(opened: 
     expect(colour).to_have_css("border-top-color", "rgb(27, 94, 143)")
 
 
+@pytest.mark.long
 def test_keys_lead_everywhere_but_not_while_somebody_types(
     opened: Callable[..., Any], live_site: str
 ):
@@ -227,6 +230,7 @@ def test_keys_lead_everywhere_but_not_while_somebody_types(
         page.wait_for_url(live_site + address(name))
 
 
+@pytest.mark.long
 def test_keys_can_be_switched_off(opened: Callable[..., Any]):
     page = opened()
     page.get_by_role("button", name="Keys").click()

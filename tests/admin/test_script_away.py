@@ -16,6 +16,7 @@ from tests.admin.test_script import backlog, expect
 from tests.admin.world import World
 
 
+@pytest.mark.long
 def test_redis_away_is_read_out_once_and_its_figures_are_called_old(
     opened: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):

@@ -11,7 +11,7 @@ from django_delayq.archive.selection import Selection
 from django_delayq.client.handle import Handle
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.operators import bulk
-from django_delayq.store.finished import GROUP, FinishedStream
+from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import act, close_order
@@ -91,9 +91,10 @@ class World:
         """A message that has ended, and that the archive has refused."""
         act.using(delay=0, **options).enqueue(*(arguments or ("unworthy",)))
         self.hands.work(MODES)
-        (entry,) = FinishedStream(self.hands.store, MODES, "test").read()
+        stream = FinishedStream(self.hands.store, MODES, "test")
+        (entry,) = stream.read()
         unarchivable.put_aside(entry, ValueError(f"no row for {arguments}"))
-        self.hands.store.trim_finished(MODES, GROUP, [(entry.entry, entry.id, entry.stamp)])
+        stream.remove([entry])
         return UnarchivableEntry.objects.latest("pk").pk
 
     def die(self) -> ArchivedMessage:

@@ -135,6 +135,7 @@ def upwards(selection: Selection, bottom: str, size: int = 5) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_windows")
 def test_all_combinations_of_filters_find_what_a_plain_loop_finds() -> None:
     rows = crowd(90)

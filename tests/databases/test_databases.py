@@ -88,6 +88,7 @@ def test_the_suite_runs_on_the_database_that_it_was_told(kind: str) -> None:
     assert {"sqlite": "3.", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}[kind] in version
 
 
+@pytest.mark.long
 def test_worker_processes_use_the_database_that_they_are_told(database: Database) -> None:
     program = (
         "import django; django.setup(); from django.db import connection; cursor = "

@@ -203,6 +203,7 @@ def test_task_topic_and_key_narrow_it_down(hands: Hands) -> None:
         Person(task="tests.app.tasks.close_order")
 
 
+@pytest.mark.long
 def test_a_message_that_runs_is_erased_when_it_has_ended(hands: Hands) -> None:
     record.using(key="mail:anna").enqueue(SECRET)
     (lease,) = hands.claim()
@@ -374,6 +375,7 @@ def test_a_list_is_found_after_a_move_too(hands: Hands, delete: bool) -> None:
     assert list(BulkMessage.objects.values_list("key", flat=True)) == ([] if delete else [""])
 
 
+@pytest.mark.long
 def test_the_words_of_an_order_keep_no_value(hands: Hands) -> None:
     for value in (SECRET, 'Anna "Jürgen" Maier', "42"):
         record.using(delay=DAY).enqueue(value)
@@ -482,6 +484,7 @@ erase.erase(Person(argument="args.0", value="anna@example.org"), wait=0, delete=
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "kill",

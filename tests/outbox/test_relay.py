@@ -165,6 +165,7 @@ def _relay_and_die(hands: Hands) -> None:
         hands.relayer.run_once()
 
 
+@pytest.mark.long
 def test_crashes_at_random_points_make_no_second_run(hands: Hands) -> None:
     dice = random.Random(39)
     steps = [

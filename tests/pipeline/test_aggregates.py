@@ -106,6 +106,7 @@ def from_hypothesis(number: int) -> list[float]:
     return seen
 
 
+@pytest.mark.long
 def test_executors_have_the_bucket_of_the_service_for_every_double() -> None:
     values = [value for value in [*doubles(), *from_hypothesis(3_000)] if math.isfinite(value)]
     assert len(values) > 30_000
@@ -339,6 +340,7 @@ def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_
 # The rest
 
 
+@pytest.mark.long
 def test_the_session_s_time_zone_changes_no_hour(spark: Any) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     rows = frame(spark, row(), row(NINE + 15 * HOUR))

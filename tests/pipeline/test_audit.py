@@ -112,6 +112,7 @@ def test_an_empty_system_is_healthy(look: Look, monkeypatch: pytest.MonkeyPatch)
     assert slept == [], "there was nothing to look at again"
 
 
+@pytest.mark.long
 def test_what_is_gone_at_the_second_look_is_no_difference(
     world: World, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:

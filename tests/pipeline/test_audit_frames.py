@@ -86,6 +86,7 @@ def _as(case: int, row: Sequence[Any]) -> tuple[Any, ...]:
 # What is read
 
 
+@pytest.mark.long
 def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
     def row(**fields: Any) -> dict[str, Any]:
         return (
@@ -339,6 +340,7 @@ def differing(
     return audit_frames.differing(frame(ours, ROWS), frame(theirs, ROWS), [0], whole, pruned)
 
 
+@pytest.mark.long
 def test_rows_that_differ_are_late_changed_or_lost(frame: Any) -> None:
     ours = [archived(1), archived(2), archived(3, content=7), archived(9, batch=1)]
     theirs = [archived(1), archived(3), archived(4), archived(4), archived(8, batch=1)]

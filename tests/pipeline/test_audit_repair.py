@@ -62,6 +62,7 @@ def confirmed(report: Report) -> dict[str, list[str]]:
     return {row["difference"]: row["ids"] for row in report.rows if row["confirmed"]}
 
 
+@pytest.mark.long
 def test_every_damage_is_found_and_repaired(world: World, look: Callable[..., Report]) -> None:
     planted = plant_all(world)
     repaired = look(repair=True, by="on call")
@@ -173,6 +174,7 @@ def held(spark: Any, lake: str) -> dict[int, Any]:
     return {row["id"]: row for row in read_lake(spark, Lake(lake)).collect()}
 
 
+@pytest.mark.long
 def test_rows_that_are_pruned_while_their_batch_is_written_anew_stay_in_the_lake(
     world: World,
     spark: Any,
@@ -207,6 +209,7 @@ def test_rows_that_are_pruned_while_their_batch_is_written_anew_stay_in_the_lake
     assert after[row.pk]["worker"] == "somebody else"
 
 
+@pytest.mark.long
 def test_a_batch_that_would_lack_rows_is_not_committed(
     world: World, spark: Any, parameters: Make, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def lie_about_size(lake: Lake, victim: Path, size: int) -> None:
         crc.unlink()
 
 
+@pytest.mark.long
 def test_of_two_compactions_at_once_one_counts(
     spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_of_two_compactions_at_once_one_counts(
     assert not list(full.abandoned(-1))
 
 
+@pytest.mark.long
 def test_an_export_with_compact_says_how_many_files_it_made_one(
     spark: Any, lake: str, parameters: Any
 ) -> None:

@@ -65,6 +65,7 @@ def counts(unit: str) -> dict[tuple[str, datetime], int]:
     return {(row.topic, row.at): row.messages for row in ForecastCount.objects.filter(unit=unit)}
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_redis_and_outbox_are_counted_together(delayq: RedisStore, forecast: Callable[..., Report]):
     chance = random.Random(7)

@@ -81,6 +81,7 @@ def test_the_hash_of_a_row_is_that_of_spark(spark: Any, parameters: Any, lake: s
     assert xxh64(b"Nobody inspects the spammish repetition", 0) == 0xFBCEA83C8A378BF1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_rows_go_in_one_commit_and_all_sums_are_right(
     spark: Any, parameters: Any, full: Lake, delete: bool
@@ -115,6 +116,7 @@ def test_an_export_prunes_what_was_erased_in_part(
     assert read_lake(spark, full).count() == 60 - HIS * delete
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_rows_that_sql_has_no_more_are_erased(
     spark: Any, parameters: Any, full: Lake, delete: bool
@@ -166,6 +168,7 @@ def test_a_compaction_that_is_quicker_is_followed(
     assert kinds == ["append", "append", "append", "compact", "erase"]
 
 
+@pytest.mark.long
 def test_killed_before_or_after_the_commit_it_goes_on(
     spark: Any, parameters: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def test_open_dead_letters_stay_until_somebody_deals_with_them(export_now: Expor
     assert export_now(prune=DAY).problems == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["one less", "one more"])
 def test_a_batch_of_which_sql_has_not_as_many_rows_stays(export_now: Export, change: str) -> None:
     ids = make_rows(10, finished_at=AGO)

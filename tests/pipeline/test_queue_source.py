@@ -75,6 +75,7 @@ def test_an_empty_queue_is_an_empty_frame(spark: Any, parameters: Callable[..., 
         assert (frame.count(), frame.schema) == (0, from_arrow_schema(schema))
 
 
+@pytest.mark.long
 def test_an_error_has_no_secret(spark: Any, tmp_path: Any):
     path = tmp_path / "url"
     path.write_text(f"redis://user:{CANARY}@127.0.0.1:1/0")

@@ -129,6 +129,7 @@ def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) 
     assert len(live(crowd)) == 2
 
 
+@pytest.mark.long
 def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(
     job: Job, crowd: RedisStore
 ) -> None:
@@ -160,6 +161,7 @@ def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(
     assert live(crowd) == {}
 
 
+@pytest.mark.long
 def test_a_key_that_is_live_is_kept_and_its_origin_stays_open(job: Job, crowd: RedisStore) -> None:
     kept, free = dead(key="busy"), dead(key="free")
     record.using(topic="crowd", key="busy", delay=900).enqueue(5)
@@ -231,6 +233,7 @@ def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisSto
     assert set(live(crowd)) == set(marks()) == known | other
 
 
+@pytest.mark.long
 def test_a_letter_that_is_discarded_between_two_runs_lets_the_rest_go_on(
     job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +265,7 @@ def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: 
     assert found["id"].to_pylist() == [inside.pk]
 
 
+@pytest.mark.long
 def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> None:
     wanted = dead(body='{"args":[9007199254740993],"kwargs":{"note":{"x":1.0}}}')
     dead(error_class="Other")
@@ -315,6 +319,7 @@ def test_nothing_dead_is_nothing_to_do(job: Job, crowd: RedisStore) -> None:
     assert job().figures == {"selected": 0, "to replay": 0}
 
 
+@pytest.mark.long
 def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(
     job: Job, crowd: RedisStore, spark: Any, parameters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

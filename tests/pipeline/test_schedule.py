@@ -176,6 +176,7 @@ def test_another_source_under_the_same_name_is_refused(
     assert counts(job(parquet, job="other")) == (1, ROWS, 0)
 
 
+@pytest.mark.long
 def test_another_topic_of_the_task_under_the_same_name_is_refused(
     job: Job, crowd: RedisStore, parquet: str
 ) -> None:
@@ -243,6 +244,7 @@ def test_a_dry_run_counts_and_changes_nothing(
     assert crowd.client.redis.keys(f"{crowd.client.prefix}:*") == before
 
 
+@pytest.mark.long
 def test_bad_rows_refuse_the_job_or_go_to_the_rejects(
     job: Job, crowd: RedisStore, spark: Any, tmp_path: Path
 ) -> None:
@@ -267,6 +269,7 @@ def test_bad_rows_refuse_the_job_or_go_to_the_rejects(
     ]
 
 
+@pytest.mark.long
 def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
     csv, lines = tmp_path / "rows.csv", tmp_path / "rows.jsonl"
     csv.write_text(
@@ -288,6 +291,7 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     assert decode_body(record.flags, record.body, b"").kwargs["number"] == 5
 
 
+@pytest.mark.long
 def test_what_stands_in_a_json_line_arrives(job: Job, crowd: RedisStore, tmp_path: Path) -> None:
     notes = {
         "a": '{"a": 1}', "b": '{"a":1.0,"b":null}', "c": "5", "d": '"5"', "e": "123456789012345678901234567890",
@@ -391,6 +395,7 @@ def test_a_query_cannot_write(job: Job) -> None:
     assert User.objects.filter(username="still here").delete()[0] == 1
 
 
+@pytest.mark.long
 def test_a_load_that_redis_has_no_room_for_is_refused(
     job: Job, crowd: RedisStore, parquet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +417,7 @@ def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
     assert loads.check_memory(crowd, FrameTotals(10, 100, ""), 10, 3) == ""
 
 
+@pytest.mark.long
 def test_a_redis_that_is_full_loses_nothing(
     job: Job, crowd: RedisStore, parquet: str, server: Any
 ) -> None:
@@ -585,6 +591,7 @@ def test_the_rate_is_shared(spark: Any) -> None:
     assert loads.share(growing, 100, 8) == 12.5
 
 
+@pytest.mark.long
 def test_a_rate_is_kept_by_the_job(job: Job, spark: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "few")
     spark.range(60).selectExpr("cast(id AS string) AS k", "id AS number").write.parquet(path)

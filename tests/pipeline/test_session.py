@@ -52,6 +52,7 @@ def test_a_session_that_is_there_is_not_moved_to_another_zone(foreign: Any) -> N
     assert foreign.conf.get("spark.sql.session.timeZone") == "America/New_York"
 
 
+@pytest.mark.long
 def test_every_session_has_our_formats_and_takes_them_again(spark: Any) -> None:
     session.prepare(spark)
     for name in ("delayq_archive", "delayq_outbox", "delayq_queue"):

@@ -146,6 +146,7 @@ def make_every_kind() -> None:
 # Both ways
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_the_lake_and_the_archive_give_the_service_s_figures_to_the_last_digit(
     export_now: Run, stats_now: Run, empty: None
@@ -199,6 +200,7 @@ def test_running_it_twice_changes_nothing_not_even_when_it_was_computed(
     assert with_times() == before
 
 
+@pytest.mark.long
 def test_batches_are_counted_with_the_last_figures_or_not_at_all(
     export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +268,7 @@ def test_hours_and_days_that_go_on_wait(export_now: Run, stats_now: Run) -> None
     assert report.figures["until"] == hour_of(now).isoformat()
 
 
+@pytest.mark.long
 def test_an_hour_that_is_over_is_computed_and_its_day_that_goes_on_is_not(
     export_now: Run,
     stats_now: Run,
@@ -387,6 +390,7 @@ def test_an_empty_lake_is_no_failure(stats_now: Run) -> None:
     )
 
 
+@pytest.mark.long
 def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
     report = stats_now(source="archive")
     assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
@@ -417,6 +421,7 @@ def counted(export_now: Run, stats_now: Run) -> Iterator[None]:
     yield
 
 
+@pytest.mark.long
 def test_late_rows_make_their_hour_whole_from_the_lake_also_where_sql_is_pruned(
     counted: None, export_now: Run, stats_now: Run
 ) -> None:
@@ -443,6 +448,7 @@ def test_the_service_leaves_alone_what_pruned_messages_are_counted_in(empty: Non
     assert all_stored() == before
 
 
+@pytest.mark.long
 def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(
     export_now: Run, stats_now: Run
 ) -> None:
@@ -467,6 +473,7 @@ def test_a_lake_that_lacks_what_was_counted_does_not_replace_it(
     assert by_hour() == {NOON: 6, NOON + HOUR: 2}
 
 
+@pytest.mark.long
 def test_an_hour_of_which_nothing_is_left_is_replaced_by_nothing(
     counted: None, stats_now: Run, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

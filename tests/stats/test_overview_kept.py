@@ -239,6 +239,7 @@ def test_the_database_is_asked_less_often(hands: Hands, clock: Clock) -> None:
     assert topic("default", figures.overview()).dead_letters == 1
 
 
+@pytest.mark.long
 def test_a_slow_database_is_asked_even_less_often(
     hands: Hands, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

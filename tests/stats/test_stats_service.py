@@ -172,6 +172,7 @@ def test_what_the_archiver_brings_a_moment_after_the_hour_is_in_it(
     assert counted() == {0: 2, 1: 1}
 
 
+@pytest.mark.long
 def test_a_day_is_computed_until_it_has_settled_and_never_again(
     service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_day_is_computed_until_it_has_settled_and_never_again(
     assert when == [-25, -15, -5, *range(int(stats_service.SETTLE / MINUTE) + 1)]
 
 
+@pytest.mark.long
 def test_the_present_day_is_computed_every_ten_minutes(
     service: StatsService, clock: Clock, computed: list[Any]
 ) -> None:

@@ -299,8 +299,8 @@ MUTATIONS = [
     Mutation("tombstone", "redis.call('HINCRBY', META, 'cancelled', 1)\n", ""),
     Mutation("durable_status", "or 'MISSING'", "or 'DONE'"),
     # The archiver
-    Mutation("trim_finished", "redis.call('HGET', META, done) == ARGV[at + 2] then", "true then"),
-    Mutation("trim_finished", "if ARGV[at + 2] ~= '' and", "if false and"),
+    Mutation("trim_finished", "redis.call('HGET', META, done) == ARGV[at + 1] then", "true then"),
+    Mutation("trim_finished", "for at = durable, #ARGV, 2 do", "for at = 1, 0 do"),
     Mutation("trim_finished", "redis.call('XDEL', FINISHED, unpack(entries))", ""),
     Mutation("trim_finished", "redis.call('XACK', FINISHED, group, unpack(entries))", ""),
     Mutation("trim_finished", "then wake('0') end", "then local _ = 0 end"),

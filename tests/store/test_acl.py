@@ -90,6 +90,8 @@ def viewing(store: RedisStore) -> Calls:
     yield lambda: store.queries.stats(PARTITION)
     yield lambda: store.queries.all_stats([PARTITION])
     yield lambda: store.queries.oldest_finished([PARTITION])
+    yield lambda: store.queries.count_leased([PARTITION])
+    yield lambda: store.queries.holders([(PARTITION, 5)])
     yield lambda: store.queries.durable_status(PARTITION, [(new_id(), STAMP)])
     yield lambda: store.queries.leased_under(PARTITION, bytes(16))
     yield lambda: store.queries.snapshot([PARTITION], [0], 5)

@@ -216,6 +216,7 @@ def works(store: RedisStore, partition: Partition = PARTITION) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_store_behind_sentinel_goes_on_after_a_failover(settings: Any, prefix: str) -> None:
     with launcher("sentinel") as server:
         store = RedisStore(
@@ -243,6 +244,7 @@ def alias_of_sentinel(settings: Any, server: Server, prefix: str) -> RedisStore:
     )
 
 
+@pytest.mark.long
 def test_a_store_on_a_cluster_goes_on_when_a_node_is_back(prefix: str) -> None:
     with launcher("cluster") as server:
         store = RedisStore(

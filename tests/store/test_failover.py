@@ -72,6 +72,7 @@ def named(server: Replicated) -> int:
         return int(client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "mymaster")[1])
 
 
+@pytest.mark.long
 def test_what_is_accepted_after_a_frozen_primary_wakes_is_in_the_new_one(
     behind_sentinel: Replicated, prefix: str
 ) -> None:

@@ -37,6 +37,7 @@ READING = {
     "ended",
     "find",
     "forecast",
+    "holders",
     "leased_under",
     "list",
     "oldest_finished",

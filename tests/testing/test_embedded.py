@@ -274,6 +274,7 @@ def test_each_kind_answers_ping_and_eval(launched: Server) -> None:
     assert client.eval("return redis.call('INCR', KEYS[1]) + ARGV[1]", 1, "key", 41) == 42
 
 
+@pytest.mark.long
 def test_each_kind_keeps_its_data_over_kill_and_restart(kind: str) -> None:
     server = launcher(kind)
     try:
@@ -309,6 +310,7 @@ def test_the_cluster_accepts_writes_to_every_slot(launched: Server) -> None:
     assert client.dbsize(target_nodes=RedisCluster.PRIMARIES) == SLOTS  # without it: of one node
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sentinel"], indirect=True)
 def test_the_sentinel_promotes_the_replica_after_the_primary_was_killed(launched: Server) -> None:
     client = launched.client()

@@ -87,6 +87,7 @@ def test_a_project_in_several_processes_needs_no_server(project: Path) -> None:
     assert "12 passed" in run(project, *WITH_PLUGIN, "-n", "2")
 
 
+@pytest.mark.long
 def test_a_project_that_does_not_use_the_plugin_imports_nothing_of_it(tmp_path: Path) -> None:
     (tmp_path / "test_nothing.py").write_text(
         "import sys\n"
@@ -110,6 +111,7 @@ def test_the_tests_of_the_example_project_pass_with_nothing_else() -> None:
     assert seconds_of(out) < 10
 
 
+@pytest.mark.long
 def test_a_project_of_the_first_day_works_and_is_tested_in_two_seconds(tmp_path: Path) -> None:
     """A view, typed arguments, a key, a cron line and a rate; its tests travel. Written from the
     documentation alone."""

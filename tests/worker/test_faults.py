@@ -152,6 +152,7 @@ def crash_crowd(store: RedisStore, handles: list[Handle]) -> None:
 # What hangs
 
 
+@pytest.mark.long
 def test_suspect_that_hangs_costs_its_thread_and_a_moment(
     work: Work, delayq: RedisStore, quick: None
 ) -> None:
@@ -170,6 +171,7 @@ def test_suspect_that_hangs_costs_its_thread_and_a_moment(
     sound(worker)
 
 
+@pytest.mark.long
 def test_suspects_that_hang_do_not_hold_up_one_that_does_not(
     work: Work, delayq: RedisStore, quick: None
 ) -> None:
@@ -199,6 +201,7 @@ def stubborn(declared: dict[str, Any]) -> Any:
     return delayed_task(topic="stubborn", name="stubborn", ttr=1, max_runtime=1)(hold_on)
 
 
+@pytest.mark.long
 def test_coroutine_that_swallows_its_cancellation_costs_its_place(
     work: Work, delayq: RedisStore, stubborn: Any, quick: None
 ) -> None:
@@ -237,6 +240,7 @@ def test_worker_is_stuck_when_a_coroutine_blocks_all_others(
     eventually(lambda: not worker.stuck)
 
 
+@pytest.mark.long
 def test_hanging_tasks_do_not_hold_up_the_end(work: Work, delayq: RedisStore, quick: None) -> None:
     """Their leases have ended: nobody would hear what becomes of them."""
     crash(delayq, 2, hang.using(due_at=LONG_AGO).enqueue())
@@ -367,6 +371,7 @@ def test_threads_that_end_leave_no_database_connection_open(
 # The maximum of everything
 
 
+@pytest.mark.long
 def test_maximum_of_partitions_with_a_damaged_one_and_one_that_hangs(
     work: Work, split: Callable[[int], RedisStore], quick: None
 ) -> None:
@@ -458,6 +463,7 @@ def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow
 # Redis
 
 
+@pytest.mark.long
 def test_redis_away_for_longer_than_max_runtime(
     work: Work, delayq: RedisStore, declared: dict[str, Any], heard: Heard
 ) -> None:

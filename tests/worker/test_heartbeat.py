@@ -42,8 +42,8 @@ def test_beat_replaces_the_one_before(
 
 def test_workers_long_gone_are_removed(heartbeat: Heartbeat, delayq: RedisStore) -> None:
     now_ms = delayq.clock_ms()
-    delayq.workers.beat("gone", json.dumps({"at_ms": now_ms - 61_000}))
-    delayq.workers.beat("slow", json.dumps({"at_ms": now_ms - 50_000}))
+    delayq.workers.beat("gone", json.dumps({"at_ms": now_ms - 1_801_000}))
+    delayq.workers.beat("slow", json.dumps({"at_ms": now_ms - 1_790_000}))
     heartbeat.run_once()
     assert set(delayq.workers.heartbeats()) == {"host:1:test", "slow"}
 
@@ -139,7 +139,7 @@ def test_beat_goes_on_while_the_worker_is_quiet(
 def test_what_was_told_to_a_worker_that_is_perhaps_only_cut_off_is_kept(
     heartbeat: Heartbeat, delayq: RedisStore
 ) -> None:
-    delayq.workers.beat("gone", json.dumps({"at_ms": delayq.clock_ms() - 61_000}))
+    delayq.workers.beat("gone", json.dumps({"at_ms": delayq.clock_ms() - 1_801_000}))
     delayq.workers.quiet("gone")
     heartbeat.run_once()
     assert "gone" not in delayq.workers.heartbeats()

@@ -20,6 +20,7 @@ from . import (  # noqa: F401 - their pages
     operator_actions_page,
     overview_page,
     recurring_page,
+    running_page,
     schedule_page,
     statistics_page,
     topic_page,

@@ -24,6 +24,7 @@ from ...stats import overview_sql
 from ...stats.overview import Bucket, Overview
 from ...store.queries import COUNTERS
 from .. import charts
+from ..attention_links import shown_attention
 from ..site import register_page, show
 
 #: The table of the chart's numbers has one row for so many samples (minutes).
@@ -33,13 +34,13 @@ MINUTES_IN_A_ROW = 10
 @register_page("", "changelist")
 def changelist_view(request: HttpRequest) -> HttpResponse:
     """All topics."""
-    return show(request, "overview.html", _("Delay queue"), **context_of(overview_for(request)))
+    return show(request, "overview.html", _("Delay queue"), **context_of(request))
 
 
 @register_page("live/", "live")
 def live_view(request: HttpRequest) -> HttpResponseBase:
     """The changing part of the page, with an ETag: nothing is sent when it has not changed."""
-    response = render(request, "django_delayq/_overview.html", context_of(overview_for(request)))
+    response = render(request, "django_delayq/_overview.html", context_of(request))
     response["ETag"] = etag = quote_etag(
         hashlib.blake2b(response.content, digest_size=12).hexdigest()
     )
@@ -53,8 +54,9 @@ def overview_for(request: HttpRequest) -> Overview:
     return stats.overview() if topics is None else stats.overview_of(topics)
 
 
-def context_of(now: Overview) -> dict[str, Any]:
+def context_of(request: HttpRequest) -> dict[str, Any]:
     """What _overview.html shows."""
+    now = overview_for(request)
     totals, samples = totals_of(now), now.samples
     lines = {
         "rate": ([sample.finished_per_second for sample in samples], _("Finished per second")),
@@ -74,8 +76,8 @@ def context_of(now: Overview) -> dict[str, Any]:
         "totals": totals,
         "topics": now.topics,
         "paused": [topic for topic in now.topics if topic.paused],
-        "unserved": [topic for topic in now.topics if topic.unserved],
-        "can_be_served": any(topic.unserved and topic.declared for topic in now.topics),
+        # Without Redis the banner says what is wrong, and nothing else is known.
+        "attention": [] if now.stale else shown_attention(request),
         "held": [
             topic for topic in now.topics if topic.waiting and (topic.paused or topic.unserved)
         ],

@@ -18,6 +18,7 @@ from ...outbox.listing import CAP, count_outbox, list_outbox
 from ...stats import overview
 from ...tasks import registry
 from ...tasks.redaction import call_in_one_line
+from ..attention_links import shown_attention
 from ..forms.message_forms import PauseForm
 from ..site import back, may, register_action, register_page, show, url
 
@@ -59,6 +60,7 @@ def topic_view(request: HttpRequest, topic: str, form: PauseForm | None = None) 
         declared=registry.is_declared(topic),
         now=timezone.now(),
         pause=pause,
+        attention=shown_attention(request, topic),
         figures=next((row for row in overview.overview().topics if row.topic == topic), None),
         outbox=count_outbox(topic),
         outbox_cap=CAP,

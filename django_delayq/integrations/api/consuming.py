@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import socket
 import threading
@@ -32,7 +31,7 @@ from ...models import ApiRight
 from ...outbox import relay
 from ...store import get_store
 from ...store.keys import Partition
-from ...store.lease import Lease
+from ...store.lease import HTTP, Lease, new_token
 from ...store.store import RedisStore
 from ...tasks import redaction, registry
 from ...tasks.foreign import foreign_task
@@ -173,7 +172,8 @@ class Consumer:
                 if len(leased) >= count:
                     break
                 self._reclaim(partition)
-                claimed = self._claims.claim(partition, count - len(leased), os.urandom(16))
+                token = new_token(HTTP, self._store.now_us() / 1000)
+                claimed = self._claims.claim(partition, count - len(leased), token)
                 if claimed.next_due_ms is not None and not claimed.unarchived:
                     next_due.append(claimed.next_due_ms)
                 signals.report_ids(signals.expired, partition.topic, claimed.over, "expired")

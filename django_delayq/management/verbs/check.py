@@ -1,8 +1,10 @@
 """Check the health of the queue, for cron, Nagios and the like: one line and an exit code.
 
-Every topic is compared with limits for its lag, backlog and dead letters. A topic where messages
-wait and no worker serves it is critical. A paused topic is a warning, and its lag does not count.
-What breaks a rule of DELAYQ["ALERTS"] is critical, too.
+Every topic is compared with limits for its lag, backlog and open dead letters. The rest is what the
+pages show under "Attention": a topic where messages wait and no worker serves it, workers whose
+threads are all busy, a worker that is gone, dead letters of the last hour, an archiver or a relay
+that is behind, messages that the archive refused. A paused topic is a warning, and its lag does not
+count. What breaks a rule of DELAYQ["ALERTS"] is critical, too.
 
   python manage.py delayq check
   python manage.py delayq check --topic orders --warn-lag 30s --critical-lag 5m --json
@@ -13,21 +15,21 @@ Exit codes: 0 fine, 1 warning, 2 critical (also: Redis is away), 3 unknown (the 
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from django.db import Error
+from django.utils import translation
 
 from ...core.conf import get_settings
 from ...core.exceptions import DelayQError, StoreError
 from ...core.present import counted, on_one_line
-from ...core.times import in_words
 from ...outbox.existing import check_existing
-from ...stats.alerts.conditions import breaches, read_figures
-from ...stats.overview import TopicOverview, overview
+from ...stats.attention.concerns import LIMITS, Concern, Limits, Urgency, concerns
+from ...stats.attention.situation import read_situation
+from ...stats.figures import TopicFigures
 from ...store import get_store
 from ..cli import DURATIONS, Answer, Verb, parse_duration, whole
 
@@ -47,8 +49,6 @@ class HealthProblem(NamedTuple):
     level: Level
     topic: str
     words: str
-    kind: str = ""
-    """Of the rules of ALERTS that are about the same."""
 
 
 class Command(Verb):
@@ -95,18 +95,19 @@ class Command(Verb):
         get_store().clock_ms()  # raises while Redis is away
         if options["topic"]:
             check_existing(options["topic"])
-        now = overview()
+        situation = read_situation(get_store())
         problems = []
-        if now.problem:
-            level = Level.CRITICAL if now.stale else Level.UNKNOWN
-            problems.append(HealthProblem(level, "", now.problem))
-        if now.unarchivable and not options["topic"]:
-            refused = "the archive refused messages: delayq unarchivable list"
-            problems.append(HealthProblem(Level.WARNING, "", refused))
-        topics = [row for row in now.topics if options["topic"] in ("", row.topic)]
-        for row in topics:
-            problems += _problems(row, options)
-        problems = _with_alerts(problems, options["topic"])
+        for problem, level in (
+            (situation.problem, Level.CRITICAL),
+            (situation.database_problem, Level.UNKNOWN),
+        ):
+            if problem:
+                problems.append(HealthProblem(level, "", problem))
+        with translation.override(None):  # programs read it
+            found = concerns(situation, _limits(options), get_settings().alerts)
+            problems += _problems(found, options["topic"])
+        rows = [row for row in situation.topics if options["topic"] in ("", row.topic)]
+        dead = situation.database.dead_letters
         # Critical before unknown before a warning: the first is certain.
         order = [Level.OK, Level.WARNING, Level.UNKNOWN, Level.CRITICAL]
         problems.sort(key=lambda problem: (-order.index(problem.level), problem.topic))
@@ -114,21 +115,21 @@ class Command(Verb):
         words = [f"{problem.topic or 'all'}: {problem.words}" for problem in problems]
         summary = (
             "; ".join(words)
-            or f"{counted(len(topics), 'topic')} {'is' if len(topics) == 1 else 'are'} fine"
+            or f"{counted(len(rows), 'topic')} {'is' if len(rows) == 1 else 'are'} fine"
         )
-        figures = " ".join(_figures(row, options) for row in topics)
+        figures = " ".join(_figures(row, dead[row.topic], options) for row in rows)
         data = {
-            "at": now.at,
+            "at": situation.at,
             "topics": [
                 {
                     "topic": row.topic,
                     "lag": row.lag,
-                    "backlog": row.backlog,
-                    "dead_letters": row.dead_letters,
+                    "backlog": row.ready,
+                    "dead_letters": dead[row.topic],
                     "workers": row.workers,
-                    "paused": row.paused is not None,
+                    "paused": row.paused,
                 }
-                for row in topics
+                for row in rows
             ],
         }
         text = summary + (f" | {figures}" if figures else "")
@@ -149,50 +150,35 @@ def _answer(
     )
 
 
-def _with_alerts(problems: list[HealthProblem], topic: str) -> list[HealthProblem]:
-    """What breaks the rules of ALERTS takes the place of a problem of the same kind. While the
-    database is away only that is known, which others report."""
-    if not (rules := get_settings().alerts):
-        return problems
-    found: dict[tuple[str, str], HealthProblem] = {}
-    with suppress(Error):
-        for breach in breaches(rules, read_figures(get_store(), rules)):
-            if not topic or breach.topic in ("", topic):
-                words = f"{breach.words}, by the rule {breach.rule.name!r} of ALERTS"
-                place = (breach.topic, breach.rule.kind)
-                found[place] = HealthProblem(Level.CRITICAL, breach.topic, words, breach.rule.kind)
-    others = [problem for problem in problems if (problem.topic, problem.kind) not in found]
-    return [*others, *found.values()]
+def _limits(options: dict[str, Any]) -> Limits:
+    """Those of the pages, with what this command was told about lag, backlog and dead letters."""
+    told: dict[str, list[tuple[Urgency, float]]] = {}
+    for kind, name in (("lag", "lag"), ("backlog", "backlog"), ("dead_letters", "dead")):
+        for word, level in (("critical", Urgency.CRITICAL), ("warn", Urgency.WARNING)):
+            limit = options[f"{word}_{name}"]
+            if limit is not None:
+                seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
+                told.setdefault(kind, []).append((level, seconds))
+    # Open dead letters have a limit of their own here: those of the last hour are among them.
+    others = {kind: limits for kind, limits in LIMITS.items() if kind not in ("lag", "dead")}
+    return {**others, "paused": [(Urgency.WARNING, 1)], **told}
 
 
-def _problems(row: TopicOverview, options: dict[str, Any]) -> Iterator[HealthProblem]:
-    if row.unserved:
-        words = "messages wait and no worker serves the topic"
-        yield HealthProblem(Level.CRITICAL, row.topic, words, "unserved")
-    if row.paused:
-        yield HealthProblem(Level.WARNING, row.topic, "the topic is paused")
-    lag = timedelta() if row.paused else timedelta(seconds=row.lag)
-    figures: dict[str, tuple[Any, str]] = {
-        "lag": (lag, f"lag {_plain(lag)}"),
-        "backlog": (row.backlog, counted(row.backlog, "due message")),
-        "dead": (row.dead_letters, counted(row.dead_letters, "open dead letter")),
-    }
-    for name, (value, words) in figures.items():
-        for level in (Level.CRITICAL, Level.WARNING):
-            limit = options[f"{'warn' if level is Level.WARNING else 'critical'}_{name}"]
-            if limit is not None and value >= limit:
-                kind = name if name in ("lag", "backlog") else ""
-                yield HealthProblem(level, row.topic, f"{words} (limit {_plain(limit)})", kind)
-                break
+def _problems(found: Iterable[Concern], topic: str) -> Iterator[HealthProblem]:
+    for concern in found:
+        if topic and concern.topics and topic not in concern.topics:
+            continue
+        if topic and concern.kind in ("unarchivable", "audit", "relay_lag"):
+            continue
+        words = concern.words + (f" (limit {concern.limit})" if concern.limit else "")
+        if concern.rule:
+            words += f", by the rule {concern.rule!r} of ALERTS"
+        yield HealthProblem(Level(concern.urgency), concern.measured.topic, words)
 
 
-def _plain(value: Any) -> str:
-    return in_words(value.total_seconds()) if isinstance(value, timedelta) else f"{value:,}"
-
-
-def _figures(row: TopicOverview, options: dict[str, Any]) -> str:
+def _figures(row: TopicFigures, dead: int, options: dict[str, Any]) -> str:
     """Performance data, as Nagios reads it: 'name'=value;warning;critical."""
-    figures = {"lag": f"{row.lag:.3f}s", "backlog": row.backlog, "dead": row.dead_letters}
+    figures = {"lag": f"{row.lag:.3f}s", "backlog": row.ready, "dead": dead}
     parts = []
     for name, value in figures.items():
         limits = [options[f"{level}_{name}"] for level in ("warn", "critical")]

@@ -5,4 +5,4 @@ May import what stats may. Start with alerter.py.
 
 from __future__ import annotations
 
-__all__ = ["alerter", "conditions", "delivery"]
+__all__ = ["alerter", "delivery"]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Greatest
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from ...core.alert_rules import AlertRule
 from ...core.conf import get_settings
@@ -25,7 +25,9 @@ from ...core.service import Service
 from ...core.times import utc
 from ...models import Alert, AlertDelivery
 from ...store.store import RedisStore
-from .conditions import AlertFigures, Breach, breaches, is_known, read_figures
+from ..attention.concerns import broken
+from ..attention.conditions import is_known, limit_in_words
+from ..attention.situation import Situation, read_situation
 from .delivery import AlertNotice, deliver
 
 logger = logging.getLogger("delayq.worker")
@@ -67,7 +69,8 @@ class Alerter(Service):
         with reached():
             if self._is_my_turn():
                 rules = get_settings().alerts
-                note(rules, read_figures(self._store, rules), timezone.now())
+                situation = read_situation(self._store, {rule.kind for rule in rules})
+                note(rules, situation, timezone.now())
             self._deliver()
         return self.interval
 
@@ -101,11 +104,35 @@ class Alerter(Service):
 # What has begun, and what is over
 
 
-def note(rules: Sequence[AlertRule], figures: AlertFigures, now: datetime) -> None:
+class Breach(NamedTuple):
+    """A rule that holds, in one topic or in all."""
+
+    rule: AlertRule
+    topic: str
+    """Empty for what is not about one topic."""
+    value: float
+    words: str
+
+
+def breaches(rules: Sequence[AlertRule], situation: Situation) -> list[Breach]:
+    """All that is wrong by the rules."""
+    found = []
+    with translation.override(None):  # those who are told may read any language: English
+        for rule in rules:
+            limit = limit_in_words(rule.kind, rule.limit)
+            suffix = f" (limit {limit})" if limit else ""
+            found += [
+                Breach(rule, one.topic, one.value, one.words + suffix)
+                for one in broken(rule, situation)
+            ]
+    return found
+
+
+def note(rules: Sequence[AlertRule], situation: Situation, now: datetime) -> None:
     """Compare what is wrong now with the open alerts; begin and end alerts. Several processes may
     do it at once. Raises django.db.Error."""
-    found = {f"{breach.rule.name}|{breach.topic}": breach for breach in breaches(rules, figures)}
-    known = {rule.name: rule for rule in rules if is_known(rule, figures)}
+    found = {f"{breach.rule.name}|{breach.topic}": breach for breach in breaches(rules, situation)}
+    known = {rule.name: rule for rule in rules if is_known(rule.kind, situation)}
     open_alerts = {
         alert.open_key: alert
         for alert in Alert.objects.filter(open_key__isnull=False, rule__in=list(known))

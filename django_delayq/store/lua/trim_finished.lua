@@ -1,14 +1,15 @@
 -- trim_finished: acked, dead, cancelled, expired -> a row of the archive, which is committed: the entry leaves the stream.
 -- Guarantee: an entry that is not in SQL is never removed. What waited for room in the stream is claimed again.
 -- KEYS: the partition (shared/partition.lua). Shared: wake.
--- ARGV: group, finished_limit, then entry, message id, stamp of a durable message or '' for each (500 at most).
+-- ARGV: group, finished_limit, number of entries (500 at most), the entries, then message id and stamp of each durable
+--   message among them.
 -- Returns: how many entries are left.
-local group, limit, entries = ARGV[1], tonumber(ARGV[2]), {}
+local group, limit, durable = ARGV[1], tonumber(ARGV[2]), 4 + tonumber(ARGV[3])
+local entries = { unpack(ARGV, 4, durable - 1) }
 local before = redis.call('XLEN', FINISHED)
-for at = 3, #ARGV, 3 do
-  entries[#entries + 1] = ARGV[at]
-  local done = 'done:' .. ARGV[at + 1]
-  if ARGV[at + 2] ~= '' and redis.call('HGET', META, done) == ARGV[at + 2] then redis.call('HDEL', META, done) end
+for at = durable, #ARGV, 2 do
+  local done = 'done:' .. ARGV[at]
+  if redis.call('HGET', META, done) == ARGV[at + 1] then redis.call('HDEL', META, done) end
 end
 redis.call('XDEL', FINISHED, unpack(entries))
 redis.call('XACK', FINISHED, group, unpack(entries))

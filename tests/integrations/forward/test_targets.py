@@ -237,6 +237,7 @@ def test_celery_has_a_call_for_each(server: Server, client: Any) -> None:
     client.delete(name)
 
 
+@pytest.mark.long
 def test_a_celery_whose_broker_is_not_there_is_away() -> None:
     from celery import Celery
 

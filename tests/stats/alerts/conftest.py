@@ -1,17 +1,14 @@
-"""A webhook that listens, and rules."""
+"""A webhook that listens, and a function that is told."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-
-from django_delayq.core.alert_rules import AlertRule
-from django_delayq.core.conf import get_settings
 
 #: What the function of a rule was told.
 notices: list[Any] = []
@@ -68,16 +65,3 @@ def webhook() -> Iterator[Webhook]:
     webhook = Webhook()
     yield webhook
     webhook.close()
-
-
-@pytest.fixture
-def rules(settings: Any) -> Callable[..., Sequence[AlertRule]]:
-    """Sets ALERTS. A rule that names no target tells `remember`."""
-    notices.clear()
-
-    def set_rules(*rules: dict[str, Any]) -> Sequence[AlertRule]:
-        alerts = [{"to": f"{__name__}.remember"} | rule for rule in rules]
-        settings.DELAYQ = {**settings.DELAYQ, "ALERTS": alerts, "ALERT_SECRET": "shh"}
-        return get_settings().alerts
-
-    return set_rules

@@ -126,5 +126,6 @@ def test_code_that_stays_broken_is_told_once(
     assert caplog.text.count("the old code goes on") == 1
 
 
+@pytest.mark.long
 def test_tasks_of_the_project_are_imported_too() -> None:
     assert module.import_error() == ""

@@ -252,6 +252,7 @@ def test_worker_that_fails_says_why(program: Callable[[str], Program]) -> None:
     eventually(lambda: "ValueError: no such thing" in made.lines)
 
 
+@pytest.mark.long
 def test_signal_to_the_whole_group_is_no_second_signal(program: Callable[[str], Program]) -> None:
     """Ctrl-C in a terminal, and systemd, tell the children too; the supervisor then tells them
     again."""

@@ -11,7 +11,9 @@ import pytest
 from django_delayq import pause_topic
 from django_delayq.core.alert_rules import AlertRule
 from django_delayq.models import AuditRun
-from django_delayq.stats.alerts.conditions import breaches, is_known, read_figures
+from django_delayq.stats.alerts.alerter import breaches
+from django_delayq.stats.attention.conditions import is_known
+from django_delayq.stats.attention.situation import read_situation
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
 from tests.hands import Hands
@@ -25,7 +27,7 @@ Rules = Callable[..., Sequence[AlertRule]]
 
 def wrong(hands: Hands, rules: Sequence[AlertRule]) -> list[tuple[str, str]]:
     """Topic and words of all that is wrong."""
-    return [(one.topic, one.words) for one in breaches(rules, read_figures(hands.store, rules))]
+    return [(one.topic, one.words) for one in breaches(rules, read_situation(hands.store))]
 
 
 def overdue(task: Any = record, minutes: int = 10) -> None:
@@ -74,7 +76,7 @@ def test_dead_letters_count_for_an_hour(hands: Hands, rules: Rules) -> None:
     dead(9, topic="default", finished_at=now)
     assert wrong(hands, found) == []
     dead(topic="orders", finished_at=now)
-    assert wrong(hands, found) == [("orders", "2 dead letters in an hour (limit 2)")]
+    assert wrong(hands, found) == [("orders", "2 dead letters in an hour, ValueError (limit 2)")]
 
 
 def test_a_topic_where_messages_wait_needs_a_worker(hands: Hands, rules: Rules) -> None:
@@ -120,10 +122,10 @@ def test_while_redis_is_away_nothing_is_known_of_topics(hands: Hands, rules: Rul
     found = rules({"kind": "redis"}, {"kind": "backlog", "limit": 1}, {"kind": "dead"})
     record.enqueue(1)
     with unreachable():
-        figures = read_figures(hands.store, found)
-    ((rule, topic, _, words),) = breaches(found, figures)
+        situation = read_situation(hands.store)
+    ((rule, topic, _, words),) = breaches(found, situation)
     assert (rule.kind, topic, bool(words)) == ("redis", "", True)
-    assert [is_known(rule, figures) for rule in found] == [True, False, True]
+    assert [is_known(rule.kind, situation) for rule in found] == [True, False, True]
 
 
 @pytest.mark.parametrize("kind", ["backlog", "lag"])
