@@ -271,18 +271,24 @@ class Executor:
             return error
         return None
 
-    def classify(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
-        """What the end of the task means for the message."""
+    def classify(
+        self,
+        lease: Lease,
+        resolved: Resolved,
+        error: BaseException | None,
+        shown: BaseException | None = None,
+    ) -> Outcome:
+        """What the end of the task means for the message. `shown`: what people may see of the
+        error, where the caller knows it. The error itself decides."""
         task = resolved.task
         if error is None:
             return Outcome(lease, task, Result.ACKED, time.monotonic())
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
-        # What people may see of it. The error itself decides: the other one is of another class.
-        shown = error
-        if redaction.hides(task.definition.code):
-            shown = redaction.safe_error(error, redaction.hidden_in(lease))
+        if shown is None:
+            is_safe = not redaction.hides(task.definition.code)
+            shown = error if is_safe else redaction.safe_error(error, redaction.hidden_in(lease))
         if isinstance(error, Reject):
             outcome.reason = _message(shown)
             return outcome
