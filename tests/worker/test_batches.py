@@ -22,7 +22,15 @@ from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
 from django_delayq.worker.worker import Worker
 from tests.app import batch_tasks
-from tests.app.batch_tasks import calls, count_many, gather, gather_async, gather_cards, gather_few, then
+from tests.app.batch_tasks import (
+    calls,
+    count_many,
+    gather,
+    gather_async,
+    gather_cards,
+    gather_few,
+    then,
+)
 from tests.app.tasks import record, seen
 from tests.hands import rows
 from tests.worker.conftest import Heard
