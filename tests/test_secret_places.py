@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.db import connection
 from django.test import Client
 
-from django_delayq import DelayedTask, delayed_task
+from django_delayq import DelayedTask, Reject, Retry, Snooze, delayed_task
 from django_delayq.archive.search import every_row
 from django_delayq.archive.selection import Selection
 from django_delayq.archive.unarchivable import put_aside
@@ -368,3 +368,48 @@ def test_a_dead_letter_is_replayed_with_its_true_arguments_or_not_at_all(
         assert message.args == list(ARGUMENTS)
     else:
         assert "was not replayed: redacted" in text
+
+
+# What a task says of its message counts, whatever is hidden
+
+
+class GatewayAway(ConnectionError):
+    """Nobody answers."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (lambda card: Reject(f"{card} is stolen"), None, "dead", f"{MARK} is stolen"),
+        (lambda card: Snooze(3600), None, "delayed", ""),
+        (lambda card: Snooze(3600), GatewayAway, "delayed", ""),
+        (lambda card: Retry(f"{card}: busy", delay=3600), GatewayAway, "delayed", f"{MARK}: busy"),
+        (GatewayAway, GatewayAway, "delayed", MARK),
+        (ValueError, GatewayAway, "dead", MARK),
+    ],
+    ids=["Reject", "Snooze", "Snooze alone", "Retry", "retry_for", "not retry_for"],
+)
+def test_what_a_task_says_counts(case: Any, way: str, declared: Any, hands: Hands) -> None:
+    said, retry_for, state, text = case
+
+    def say(order_id: int, card: str) -> None:
+        raise said(card)
+
+    options: Any = {"retry_for": (retry_for,)} if retry_for else {}
+    if way in ("secret", "encrypted"):
+        options["secret"] = ("card",)
+    declare = delayed_task(
+        topic="orders", name="say", max_attempts=3, backoff=lambda n: 3600, **options
+    )
+    handle = declare(say).enqueue(7, CARD)
+    hands.work(ORDERS)
+    if state == "dead":
+        hands.archive()
+        row = only_row()
+        assert (row.state, row.attempts) == ("dead", 1)
+        assert text in clean(f"{row.reason} {row.error_message} {row.traceback}")
+    else:
+        message = handle.get()
+        assert message.state == state
+        assert 3500_000 < message.due_at.timestamp() * 1000 - hands.store.clock_ms() < 3600_001
+        assert text in clean(message.runs)

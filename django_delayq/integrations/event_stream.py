@@ -10,13 +10,14 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..core import signals
+from ..core import exceptions, signals
 from ..core.conf import get_settings
 from ..core.exceptions import DelayQError
 from ..core.signals import Event, TopicSignal
@@ -121,9 +122,19 @@ def _fields(name: str, topic: str, at_ms: int, event: Event) -> list[Any]:
         "lateness_ms": round(event.lateness_ms, 3),
         "run_ms": round(event.run_ms, 3),
         "delay_ms": "" if event.delay_ms is None else event.delay_ms,
-        "reason": event.reason.partition(":")[0],
+        "reason": _word(event),
     }
     return [part for pair in fields.items() for part in pair]
+
+
+def _word(event: Event) -> str:
+    """The class of the error, or a word such as `poison`. What a task or an operator has said in a
+    sentence is `told`."""
+    if event.error is not None:
+        return type(event.error).__name__
+    first = event.reason.partition(":")[0]
+    is_ours = hasattr(exceptions, first) or re.fullmatch("[a-z_]*", event.reason)
+    return first if is_ours else "told"
 
 
 writer = EventWriter()

@@ -206,8 +206,14 @@ def hidden_texts(
     return _texts_of(true, () if typed is None else _typed_texts(arguments, seen, typed))
 
 
-def hidden_in(lease: Lease) -> list[str]:
-    """The same for a message that runs."""
+def hidden_in(*leases: Lease) -> list[str]:
+    """The same for messages that run."""
+    if len(leases) == 1:
+        return _hidden_in(*leases)
+    return sorted({text for lease in leases for text in _hidden_in(lease)}, key=len, reverse=True)
+
+
+def _hidden_in(lease: Lease) -> list[str]:
     try:
         record = Record.decode(lease.record)
         body = decode_body(record.flags, record.body, lease.id)

@@ -271,24 +271,32 @@ class Executor:
             return error
         return None
 
-    def classify(self, lease: Lease, resolved: Resolved, error: BaseException | None) -> Outcome:
-        """What the end of the task means for the message."""
+    def classify(
+        self,
+        lease: Lease,
+        resolved: Resolved,
+        error: BaseException | None,
+        shown: BaseException | None = None,
+    ) -> Outcome:
+        """What the end of the task means for the message. `shown`: what people may see of the
+        error, where the caller knows it. The error itself decides."""
         task = resolved.task
         if error is None:
             return Outcome(lease, task, Result.ACKED, time.monotonic())
         outcome = Outcome(lease, task, Result.DEAD, time.monotonic(), "failed")
         if isinstance(error, ClassifiedElsewhere):
             return error.apply_to(outcome)
+        if shown is None:
+            is_safe = not redaction.hides(task.definition.code)
+            shown = error if is_safe else redaction.safe_error(error, redaction.hidden_in(lease))
+        if isinstance(error, Reject):
+            outcome.reason = _message(shown)
+            return outcome
+        outcome.error = None if isinstance(error, Snooze) else shown
+        outcome.error_class, outcome.error_message = _class_name(shown), _message(shown)
         # Of a child that was killed: places in the code, without values.
         stack = error.stack if isinstance(error, IsolatedRunFailed) else ""
-        if redaction.hides(task.definition.code):
-            error = redaction.safe_error(error, redaction.hidden_in(lease))
-        if isinstance(error, Reject):
-            outcome.reason = _message(error)
-            return outcome
-        outcome.error = None if isinstance(error, Snooze) else error
-        outcome.error_class, outcome.error_message = _class_name(error), _message(error)
-        outcome.traceback = stack or _traceback(error)
+        outcome.traceback = stack or _traceback(shown)
         failures = lease.attempts.attempt - lease.attempts.crashes
         try:
             if isinstance(error, Snooze):

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from django_delayq.integrations.forward import (
+    CeleryApp,
     ForwardedMessage,
     ForwardTarget,
+    Kafka,
     RabbitMQ,
     RedisStream,
     Webhook,
@@ -26,6 +28,14 @@ class Told:
             return RedisStream(url, "arrived")
         if kind == "rabbitmq":
             return RabbitMQ(url, routing_key="arrived")
+        if kind == "kafka":
+            return Kafka({"bootstrap.servers": url}, "arrived")
+        if kind == "celery":
+            from celery import Celery
+
+            app = Celery("shop", broker=url)
+            app.conf.broker_transport_options = {"socket_timeout": 5}
+            return CeleryApp(app, "shop.mail", queue="arrived")
         return Webhook(url, "shh", timeout=5)
 
     def send(self, messages: Sequence[ForwardedMessage]) -> Mapping[int, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from tests.acceptance.forward_tasks import forward
 from tests.acceptance.harness import Figure, Queue
+from tests.acceptance.process import ROOT
 from tests.integrations.forward.conftest import Hook, Rabbit, rabbit
 from tests.servers import launcher
 
@@ -31,10 +34,12 @@ EACH_SECOND = 500
 class RedisSide:
     """A stream on a server of its own, which stands still while it is away."""
 
+    kind = "redis"
+
     def __init__(self) -> None:
         self._server = launcher("redis7")
         self._server.start()
-        self.address = f"redis {self._server.url}"
+        self.address = f"{self.kind} {self._server.url}"
 
     def leave(self) -> None:
         os.kill(self._server.primaries[0].pid, signal.SIGSTOP)
@@ -50,6 +55,65 @@ class RedisSide:
 
     def end(self) -> None:
         self._server.stop()
+
+
+class CelerySide(RedisSide):
+    """The queue of a Celery whose broker is such a server."""
+
+    kind = "celery"
+
+    def arrived(self) -> list[str]:
+        client = self._server.client()
+        calls = [json.loads(raw) for raw in client.lrange("arrived", 0, -1)]
+        client.close()
+        return [call["headers"]["id"] for call in calls]
+
+
+class KafkaSide:
+    """A topic on a broker of librdkafka in a process of its own, which stands still while it is
+    away. Its records are there as long as the process is."""
+
+    def __init__(self) -> None:
+        self._broker = subprocess.Popen(
+            [sys.executable, "-m", "tests.acceptance.mock_kafka"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._broker.stdout is not None
+        self._servers = self._broker.stdout.readline().strip()
+        self.address = f"kafka {self._servers}"
+
+    def leave(self) -> None:
+        self._broker.send_signal(signal.SIGSTOP)
+
+    def come_back(self) -> None:
+        self._broker.send_signal(signal.SIGCONT)
+
+    def arrived(self) -> list[str]:
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer(
+            {"bootstrap.servers": self._servers, "group.id": "t", "enable.partition.eof": True}
+        )
+        partitions = list(consumer.list_topics("arrived", timeout=10).topics["arrived"].partitions)
+        consumer.assign([TopicPartition("arrived", number, 0) for number in partitions])
+        ids, ended = list[str](), 0
+        while ended < len(partitions):
+            record = consumer.poll(10)
+            assert record is not None, "the broker does not answer"
+            if record.error():
+                ended += 1
+            else:
+                ids.append(dict(record.headers())["delayq-id"].decode())
+        consumer.close()
+        return ids
+
+    def end(self) -> None:
+        self._broker.kill()
+        self._broker.wait(10)
+        assert self._broker.stdout is not None
+        self._broker.stdout.close()
 
 
 class HookSide:
@@ -105,15 +169,23 @@ class RabbitSide:
         """The fixture ends it."""
 
 
+_SIDES: dict[str, Callable[[], Any]] = {
+    "redis": RedisSide,
+    "webhook": HookSide,
+    "kafka": KafkaSide,
+    "celery": CelerySide,
+}
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pika's sockets
-@pytest.mark.parametrize("kind", ["redis", "webhook", "rabbitmq"])
+@pytest.mark.parametrize("kind", ["redis", "webhook", "rabbitmq", "kafka", "celery"])
 def test_nothing_is_lost_while_the_other_side_is_away(
     queue: Queue, figure: Figure, kind: str, request: pytest.FixtureRequest
 ) -> None:
     if kind == "rabbitmq":
         side: Any = RabbitSide(request.getfixturevalue("rabbit"))
     else:
-        side = RedisSide() if kind == "redis" else HookSide()
+        side = _SIDES[kind]()
     queue.worker("--topics", "forwards", "--concurrency", "2", DELAYQ_TEST_TARGET=side.address)
     handles = _produce(AROUND)
     side.leave()

@@ -68,6 +68,24 @@ def test_of_an_error_only_the_class_is_told(hands: Hands, writer: EventWriter) -
     assert [":" in entry["reason"] for entry in failed] == [False]
 
 
+@pytest.mark.parametrize(
+    ("reason", "seen"),
+    [
+        ("poison", "poison"),
+        ("", ""),
+        ("StoreUnavailable: Redis is away", "StoreUnavailable"),
+        ("Anna has moved", "told"),
+        ("anna@example.com: has moved", "told"),
+        ("Anna: has moved", "told"),
+    ],
+)
+def test_no_sentence_is_told(hands: Hands, writer: EventWriter, reason: str, seen: str) -> None:
+    """A task says such to Reject, and an operator when a topic is paused."""
+    signals.report(signals.dead, "default", [Event("f" * 32, reason=reason)])
+    writer.flush()
+    assert [entry["reason"] for entry in entries(hands)] == [seen]
+
+
 def test_while_redis_is_away_events_wait_and_none_is_doubled(
     hands: Hands, writer: EventWriter
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Batch, Retry, Snooze
+from django_delayq import Batch, Reject, Retry, Snooze
 from django_delayq.archive import archive_rows, exactly_once
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
@@ -22,7 +22,15 @@ from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
 from django_delayq.worker.worker import Worker
 from tests.app import batch_tasks
-from tests.app.batch_tasks import calls, count_many, gather, gather_async, gather_few, then
+from tests.app.batch_tasks import (
+    calls,
+    count_many,
+    gather,
+    gather_async,
+    gather_cards,
+    gather_few,
+    then,
+)
 from tests.app.tasks import record, seen
 from tests.hands import rows
 from tests.worker.conftest import Heard
@@ -340,3 +348,26 @@ def test_message_that_another_worker_has_committed_meanwhile_is_left_out(
 
 def test_registry_knows_the_kind() -> None:
     assert registry.by_name[gather.name].definition.kind == "batch"
+
+
+@pytest.mark.parametrize("raised", [Retry, Reject, SystemExit])
+def test_an_error_of_the_call_tells_no_secret_of_any_message(run: Run, raised: Any) -> None:
+    """It is the error of each of them."""
+
+    def refuse(messages: Batch[Any]) -> None:
+        raise raised("refused: " + ", ".join(message.args[0] for message in messages))
+
+    then.append(refuse)
+    ended = run(gather_cards, "4111-2222", "4111-3333", "4111-4444")
+    assert len(ended) == 3
+    for outcome in ended.values():
+        text = f"{outcome.reason} {outcome.error_message} {outcome.traceback} {outcome.error}"
+        assert "4111" not in text
+        assert "refused: [redacted], [redacted], [redacted]" in text
+
+
+def test_what_is_said_of_a_message_tells_no_secret_of_another(run: Run) -> None:
+    then.append(lambda messages: messages[0].reject(f"as {messages[1].args[0]}"))
+    ended = run(gather_cards, "4111-2222", "4111-3333")
+    assert ended["4111-2222"].reason == "as [redacted]"
+    assert ended["4111-3333"].result is Result.ACKED

@@ -41,9 +41,10 @@ class Kafka:
             else:
                 errors[place] = error
 
+        producer = self._producer
         for place, message in enumerate(messages):
             try:
-                self._producer.produce(
+                producer.produce(
                     self._topic,
                     message.body,
                     key=(message.key or message.id).encode(),
@@ -54,7 +55,9 @@ class Kafka:
                 errors[place] = error.args[0]
             except BufferError:  # its buffer is full: what is left waits for the next try
                 break
-        self._producer.flush(2 * TIMEOUT)
+        producer.flush(2 * TIMEOUT)
+        if any(each.fatal() for each in errors.values()):
+            self.__dict__.pop("_producer", None)  # it sends nothing any more: the next one will
         refused = {place: str(each) for place, each in errors.items() if _is_for_good(each)}
         if len(confirmed) + len(refused) < len(messages):
             why = next((str(each) for each in errors.values()), "no broker has confirmed")

@@ -11,6 +11,7 @@ from ...core.connections import close_broken
 from ...core.exceptions import ControlFlow, MiddlewareFailed, Snooze
 from ...core.task_report import TaskReport
 from ...store.lease import Lease
+from ...tasks import redaction
 from ...tasks.batch import Batch, BatchMessage
 from ...tasks.context import running
 from ...tasks.task import Task
@@ -210,16 +211,32 @@ class BatchExecutor:
             calls.succeeded()
         elif _is_about_messages(error) and calls.split(part):
             return
-        classify, settle = self._executor.classify, self._executor.settle
-        for member in part:
-            said = member.verdict if error is None or isinstance(error, ControlFlow) else None
-            outcome = classify(member.lease, member.resolved, said or error)
+        raised: list[BaseException | None] = [error] * len(part)
+        if error is None or isinstance(error, ControlFlow):
+            raised = [member.verdict or error for member in part]
+        shown = _shown(part, raised)
+        for member, each in zip(part, raised, strict=True):
+            outcome = self._executor.classify(
+                member.lease, member.resolved, each, shown.get(id(each))
+            )
             left.discard(member.lease)
-            settle(outcome)
+            self._executor.settle(outcome)
 
     def _fail(self, left: set[Lease], error: BaseException) -> None:
         for lease in left:
             self._executor.settle(self._executor.fail(lease, error))
+
+
+def _shown(
+    part: Sequence[_Member], raised: Sequence[BaseException | None]
+) -> dict[int, BaseException]:
+    """What people may see of these errors: each may tell the arguments of all messages of the
+    call."""
+    errors = {id(each): each for each in raised if each is not None}
+    if not errors or not redaction.hides(part[0].resolved.task.definition.code):
+        return {}
+    hidden = redaction.hidden_in(*(member.lease for member in part))
+    return {number: redaction.safe_error(each, hidden) for number, each in errors.items()}
 
 
 def _is_about_messages(error: BaseException) -> bool:

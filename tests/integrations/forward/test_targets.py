@@ -203,6 +203,25 @@ def test_a_message_that_kafka_never_takes_is_refused() -> None:
     assert "large" in refused[1]
 
 
+def test_after_a_fatal_error_of_the_producer_another_one_sends() -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    class Fenced:
+        """Any call of such a producer fails for good."""
+
+        def produce(self, *args: Any, **kwargs: Any) -> None:
+            raise KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
+
+        def flush(self, seconds: float) -> int:
+            return 0
+
+    target = Kafka({"bootstrap.servers": "", "test.mock.num.brokers": 1}, "mails")
+    target.__dict__["_producer"] = Fenced()
+    with pytest.raises(TargetAway, match="fenced"):
+        target.send(outgoing(2))
+    assert target.send(outgoing(2)) == {}
+
+
 # Celery
 
 
