@@ -45,11 +45,6 @@ def gather_few(messages: Batch[int]) -> None:
         message.keep_result(message.args[0] * 2)
 
 
-@delayed_task(topic="gathers", batch=500, secret=("arg1",), max_attempts=1)
-def gather_cards(messages: Batch[str]) -> None:
-    note(messages)
-
-
 @delayed_task(topic="gathers-once", batch=500, exactly_once=True, max_attempts=1)
 def count_many(messages: Batch[str]) -> None:
     """Counts, in the transaction that says that it ran."""
