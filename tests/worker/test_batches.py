@@ -352,11 +352,12 @@ def test_registry_knows_the_kind() -> None:
 @pytest.fixture
 def gather_cards(declared: Any) -> Any:
     """For these tests only: other tests search for arguments, and no task of theirs has a secret."""
+    name, options = "gather_cards", {"batch": 500, "secret": ("arg1",), "max_attempts": 1}
+    return delayed_task(name=name, topic="gathers", **options)(_gather_cards)
 
-    def gather_cards(messages: Batch[str]) -> None:
-        batch_tasks.note(messages)
 
-    return delayed_task(topic="gathers", batch=500, secret=("arg1",), max_attempts=1)(gather_cards)
+def _gather_cards(messages: Batch[str]) -> None:
+    batch_tasks.note(messages)
 
 
 @pytest.mark.parametrize("raised", [Retry, Reject, SystemExit])
