@@ -124,19 +124,24 @@ def _second(seconds: int, zone: tzinfo) -> str:
     return str(datetime.fromtimestamp(seconds, zone).replace(tzinfo=None))
 
 
-def is_kept(entry: Entry) -> bool:
-    """Whether the topic's setting archives the entry, and its run has not done so."""
+def to_archive(entries: Sequence[Entry]) -> list[Entry]:
+    """Those entries that their topic's setting archives, and whose run has not done so."""
+    archive_of = get_settings().archive_of
     # The setting is all, dead or none, and dead is also a state.
-    if get_settings().archive_of(entry.partition.topic) not in ("all", entry.state):
-        return False
-    # Few entries have the words. Those may be the task's own, in its result.
-    return b'"archived":true' not in entry.detail or not detail_of(entry.detail).archived
+    wanted = {topic: archive_of(topic) for topic in {entry.partition.topic for entry in entries}}
+    return [
+        entry
+        for entry in entries
+        if wanted[entry.partition.topic] in ("all", entry.state)
+        # Few entries have the words. Those may be the task's own, in its result.
+        and (b'"archived":true' not in entry.detail or not detail_of(entry.detail).archived)
+    ]
 
 
 def rows_of(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> list[RowValues]:
     """The rows of those entries that are kept. Raises what row_of() does."""
     forms = forms_of(connection)
-    return [row_of(entry, forms) for entry in entries if is_kept(entry)]
+    return [row_of(entry, forms) for entry in to_archive(entries)]
 
 
 def row_of(entry: Entry, forms: Forms, content: Content | None = None) -> RowValues:
@@ -347,7 +352,7 @@ def _arguments(entry: Entry, record: Record, body: Body) -> str:
 
 def _without_nul(text: str) -> str:
     """PostgreSQL's text cannot hold the character 0."""
-    return text.replace("\0", "\\0")
+    return text.replace("\0", "\\0") if text else text
 
 
 def _holes(columns: Collection[str]) -> str:

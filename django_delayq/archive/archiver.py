@@ -32,7 +32,7 @@ from ..store.finished import FinishedStream, lengths
 from ..store.keys import Partition
 from ..store.store import RedisStore
 from . import archive_rows, closing, copying, unarchivable
-from .archive_rows import RowValues, is_kept
+from .archive_rows import RowValues, to_archive
 
 logger = logging.getLogger("delayq.worker")
 
@@ -184,10 +184,10 @@ class Archiver(Service):
         return len(done)
 
     def _archive_backlog(self, stream: FinishedStream, portion: Portion) -> int:
-        """Archive the portion and more. While the database works, another thread removes what is
-        committed, reads ahead and makes the next rows: that is half of the time."""
+        """Archive the portion and more. While the database works, one thread removes what is
+        committed, and one reads ahead and makes the next rows: that is half of the time."""
         archived, connection = 0, connections[get_settings().database]
-        with ThreadPoolExecutor(1, "archiver") as beside:
+        with ThreadPoolExecutor(2, "archiver") as beside:
             removal: Future[int] | None = None
             for _ in range(ROUND):
                 if not portion.entries:
@@ -240,7 +240,7 @@ def quickest_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> 
     """The rows of those entries that are kept, as the quickest way into this database takes
     them."""
     if copying.is_worth_it(entries, connection):
-        return copying.rows_to_copy([entry for entry in entries if is_kept(entry)])
+        return copying.rows_to_copy(to_archive(entries))
     return archive_rows.rows_of(entries, connection)
 
 
