@@ -177,6 +177,7 @@ _SIDES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.timeout(120 + 2 * AWAY)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pika's sockets
 @pytest.mark.parametrize("kind", ["redis", "webhook", "rabbitmq", "kafka", "celery"])
 def test_nothing_is_lost_while_the_other_side_is_away(
