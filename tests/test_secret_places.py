@@ -6,6 +6,8 @@ import base64
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from io import StringIO
 from typing import Any
 
@@ -368,6 +370,36 @@ def test_a_dead_letter_is_replayed_with_its_true_arguments_or_not_at_all(
         assert message.args == list(ARGUMENTS)
     else:
         assert "was not replayed: redacted" in text
+
+
+# Arguments that annotations make of JSON
+
+
+@dataclass
+class Person:
+    """Somebody."""
+
+    name: str
+    born: date
+    pin: bytes
+    places: list[tuple[str, datetime]]
+
+
+def test_an_error_tells_nothing_of_what_an_annotation_has_made(declared: Any, hands: Hands) -> None:
+    def greet(person: Person, token: bytes) -> None:
+        raise ValueError(f"{person} {person.born:%Y-%m-%d} {token!r} {token.decode()}")
+
+    at = datetime(2026, 3, 4, 5, 6, tzinfo=timezone.utc)
+    someone = Person("Anna Geheim", date(1990, 1, 2), b"pin-7319", [("Ulm", at)])
+    options: Any = {"topic": "orders", "name": "greet", "max_attempts": 1}
+    delayed_task(secret=("person", "token"), **options)(greet).enqueue(someone, b"token-4711")
+    hands.work(ORDERS)
+    hands.archive()
+    row = only_row()
+    text = f"{row.error_message} {row.traceback} {row.body}"
+    for one in ("Geheim", "1990", "7319", "Ulm", "2026, 3", "2026-03", "4711"):
+        assert one not in text
+    assert f"pin={MARK}" in text
 
 
 # What a task says of its message counts, whatever is hidden

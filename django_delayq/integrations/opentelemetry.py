@@ -28,7 +28,7 @@ from ..core.signals import Event, Topic
 from ..core.times import utc
 from ..core.version import PACKAGE_VERSION
 from ..tasks import redaction
-from ..tasks.context import CurrentMessage
+from ..tasks.context import CurrentMessage, running_together
 
 Run = Callable[[CurrentMessage], Any]
 
@@ -158,7 +158,8 @@ def _noted(span: Span, error: BaseException, message: CurrentMessage) -> dict[st
     elif isinstance(error, Retry):
         span.set_attribute("delayq.result", "retried")
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    span.record_exception(redaction.safe_error(error, redaction.hidden_in(message.lease)))
+    leases = running_together.get() or [message.lease]
+    span.record_exception(redaction.safe_error(error, redaction.hidden_in(*leases)))
     span.set_attribute("error.type", kind)
     span.set_status(StatusCode.ERROR, kind)
     return {"error.type": kind}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
@@ -32,6 +33,8 @@ MOST_RUNTIME_MS = 7 * 86_400_000
 #: The lease whose task runs in this thread or coroutine. The message is decoded only when somebody
 #: asks.
 running: ContextVar[Lease | None] = ContextVar("delayq_running", default=None)
+#: Of a batch task: the leases of all messages of the call.
+running_together: ContextVar[Sequence[Lease]] = ContextVar("delayq_running_together", default=())
 
 
 #: The worker of this process, as heartbeats and the archive name it; empty where none runs.

@@ -3,6 +3,7 @@ of DELAYQ["REDACT"] takes away. All pages, logs, errors, commands and the archiv
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import logging
@@ -322,6 +323,21 @@ def _typed_texts(arguments: Arguments, seen: ShownArguments, typed: Arguments) -
     )
     for true, visible, value in (*of_args, *of_kwargs):
         if true != visible:
-            for leaf in _leaves(value):
+            for leaf in _leaves_of_types(value):
                 if isinstance(leaf, _TYPED):
                     yield from (str(leaf), repr(leaf))
+                if isinstance(leaf, bytes):
+                    yield leaf.decode(errors="replace")
+
+
+def _leaves_of_types(value: Any) -> Iterator[Any]:
+    """Also those inside of dataclasses and the like."""
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    elif dataclasses.is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves_of_types(one)
+    else:
+        yield value

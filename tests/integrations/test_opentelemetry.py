@@ -16,6 +16,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from django_delayq.store.keys import Partition
+from django_delayq.worker.batches.batch_executor import BatchExecutor, Gathered
+from tests.app.batch_tasks import gather_cards, then
 from tests.app.tasks import act, act_async, close_order, record
 from tests.hands import ORDERS, Hands
 
@@ -195,3 +197,21 @@ def test_who_does_not_name_it_imports_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.usefixtures("traced")
+def test_the_span_of_a_batch_tells_no_secret_of_any_message(
+    hands: Hands, exporter: InMemorySpanExporter
+) -> None:
+    def refuse(messages: Any) -> None:
+        raise SystemExit(", ".join(message.args[0] for message in messages))
+
+    gather_cards.enqueue_many([("4111-2222",), ("4111-3333",)])
+    gathered = Gathered(gather_cards, 0.0)
+    gathered.leases = hands.claim(Partition("gathers", 0))
+    then.append(refuse)
+    BatchExecutor(hands.shared, hands.executor).run(gathered)
+    then.clear()
+    (span,) = spans(exporter, SpanKind.CONSUMER)
+    assert "[redacted], [redacted]" in span.to_json()
+    assert "4111" not in span.to_json()

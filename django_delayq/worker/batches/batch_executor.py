@@ -13,7 +13,7 @@ from ...core.task_report import TaskReport
 from ...store.lease import Lease
 from ...tasks import redaction
 from ...tasks.batch import Batch, BatchMessage
-from ...tasks.context import running
+from ...tasks.context import running, running_together
 from ...tasks.task import Task
 from ..executor import NO_DATABASE_DELAY, Executor
 from ..outcome import Outcome, Result
@@ -140,6 +140,7 @@ class BatchExecutor:
 
     def _perform(self, task: Task[..., Any], part: Sequence[_Member]) -> BaseException | None:
         running.set(part[0].lease)
+        running_together.set([member.lease for member in part])
         try:
             if task.definition.options.exactly_once:
                 self._perform_once(task, part)
@@ -156,6 +157,7 @@ class BatchExecutor:
         self, task: Task[..., Any], part: Sequence[_Member]
     ) -> BaseException | None:
         running.set(part[0].lease)
+        running_together.set([member.lease for member in part])
         try:
             self._executor.check_connection()
             refuse_unrun(task.name, await self._await_layers(self._resolved(task, part)))
