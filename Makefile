@@ -29,10 +29,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Cores that share the tests which no other work disturbs (0: no process but pytest's own, for a debugger).
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest
-# Tests wait for their servers a third of the time.
-SHARED = -n $$((3 * $(JOBS) / 2)) --dist worksteal
-# Acceptance tests wait for their worker processes half of the time.
-WAITING = -n $$((2 * $(JOBS))) --dist worksteal
+# Tests wait half of the time, for servers and for worker processes.
+SHARED = -n $$((2 * $(JOBS))) --dist worksteal
 # Spark has threads of its own.
 SPARK = -n $(JOBS) --dist worksteal
 # 5: none of the tests was asked for, as ARGS may have it.
@@ -50,7 +48,7 @@ servers: $(VENV)/dev.stamp
 
 test: servers ## Run the tests (ARGS="-k claim" for some of them)
 	$(PYTEST) -m "not elsewhere and not long" --ignore=tests/acceptance --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(PYTEST) tests/acceptance -m "acceptance and not alone and not long" $(WAITING) $(ARGS) $(MAY_BE_NONE)
+	$(PYTEST) tests/acceptance -m "acceptance and not alone and not long" $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(PYTEST) tests/acceptance -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
 	$(ON) postgresql $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(ON) mariadb $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
@@ -60,11 +58,11 @@ test: servers ## Run the tests (ARGS="-k claim" for some of them)
 	@echo "PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load (make chaos);"
 	@echo "speed (make bench)."
 
-test-long: servers ## Run the tests that take long (20 minutes); CI runs them too
-	$(PYTEST) -m "long and not alone" --ignore=tests/pipeline $(WAITING)
+test-long: servers ## Run the tests that take long (30 minutes); CI runs them too
+	$(PYTEST) -m "long and not alone" --ignore=tests/pipeline $(SHARED)
 	$(PYTEST) tests/acceptance -m "long and alone"
-	$(ON) postgresql $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(WAITING)
-	$(ON) mariadb $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(WAITING)
+	$(ON) postgresql $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(SHARED)
+	$(ON) mariadb $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(SHARED)
 	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED)
 	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SPARK)
 	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SPARK)

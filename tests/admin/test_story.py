@@ -117,6 +117,7 @@ def test_an_order_that_nobody_pays_closes_by_itself(
     until(page, order.message_id)
 
 
+@pytest.mark.long
 def test_a_dead_letter_is_seen_mended_and_replayed(
     worker: WorkerProcess, browser_page: Callable[..., Any], as_user: Callable[..., Any]
 ):

@@ -140,6 +140,7 @@ def test_all_partitions_are_emptied_and_all_of_the_other_topic_are_used(
     )
 
 
+@pytest.mark.long
 def test_more_than_a_page_of_one_instant_moves(hands: Hands) -> None:
     leave("jobs", *range(1_100), delay=600)
     heard: list[int] = []

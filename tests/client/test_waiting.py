@@ -198,6 +198,7 @@ def test_waiting_ends_at_the_timeout(hands: Hands) -> None:
         asyncio.run(handle.result(timeout=0.01))
 
 
+@pytest.mark.long
 def test_one_who_waits_asks_redis_a_few_times_a_second(hands: Hands) -> None:
     handle = add.using(delay=60).enqueue(2, 3)
     redis = hands.store.client.redis

@@ -91,6 +91,7 @@ def test_rows_are_deleted_by_a_key_prefix(orders: Hands) -> None:
     assert ArchivedMessage.objects.count() == 2
 
 
+@pytest.mark.long
 def test_what_is_left_is_told_by_the_exit_code(orders: Hands) -> None:
     close_order.enqueue(42)
     orders.claim(ORDERS)

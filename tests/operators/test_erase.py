@@ -247,6 +247,7 @@ def test_a_cancel_that_redis_has_not_heard_of_is_no_obstacle(hands: Hands) -> No
     assert (traces(hands.store), outbox()) == ([], [])
 
 
+@pytest.mark.long
 def test_it_waits_for_a_message_that_runs(hands: Hands) -> None:
     record.enqueue(SECRET)
     (lease,) = hands.claim()
@@ -262,6 +263,7 @@ def test_it_waits_for_a_message_that_runs(hands: Hands) -> None:
     assert rows()[0].state == "acked"
 
 
+@pytest.mark.long
 def test_a_durable_message_that_redis_has_lost_does_not_come_back(hands: Hands) -> None:
     record.using(durable=True, delay=60).enqueue(SECRET)
     lose_redis(hands.store)
@@ -353,6 +355,7 @@ def test_a_list_keeps_no_key_of_a_message_that_left_no_row(hands: Hands, setting
     assert not BulkMessage.objects.exclude(key__in=["", "mail:[erased]"]).exists()
 
 
+@pytest.mark.long
 def test_a_list_loses_its_keys_while_the_operation_goes_on(hands: Hands) -> None:
     for person in (SECRET, OTTO):
         record.using(key=f"mail:{person}", delay=DAY).enqueue(person)
@@ -430,6 +433,7 @@ def test_the_record_has_counts_and_not_the_value(everywhere: Hands) -> None:
     assert action.selection.endswith(": queue 2, outbox 1, archive 7")
 
 
+@pytest.mark.long
 def test_a_row_that_keeps_a_message_from_running_twice_is_deleted_later(hands: Hands) -> None:
     count.enqueue(SECRET)
     (lease,) = hands.claim()

@@ -186,6 +186,7 @@ def test_only_dead_letters_are_replayed() -> None:
     assert origins() == [pk]
 
 
+@pytest.mark.long
 def test_an_interrupted_replay_goes_on_where_it_was() -> None:
     pks = dead(1_200)
     calls: list[int] = []
@@ -230,6 +231,7 @@ def test_a_row_that_another_transaction_holds_is_left_to_it() -> None:
     assert origins() == [first, second]
 
 
+@pytest.mark.long
 def test_two_replays_at_the_same_time_send_each_message_once() -> None:
     pks = dead(1_500)
     counts: list[int] = []

@@ -644,6 +644,7 @@ def test_of_two_replacements_the_later_one_is_newer_though_its_clock_is_behind(
     assert rows_of_outbox() == [("sent", "k")]
 
 
+@pytest.mark.long
 def test_many_keys_in_opposite_orders_do_not_deadlock(hands: Hands) -> None:
     if not connection.features.has_select_for_update:
         pytest.skip("one writer at a time")

@@ -114,6 +114,7 @@ def test_partitions_are_served_together(hands: Hands, settings: Any) -> None:
     assert set(statuses()) == {"sent"}
 
 
+@pytest.mark.long
 def test_two_relays_at_once_send_each_message_once(hands: Hands) -> None:
     far.enqueue_many((number,) for number in range(1_000))
     near()

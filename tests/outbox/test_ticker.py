@@ -76,6 +76,7 @@ def go(ticker: Ticker, begin: float, end: float, step: float = 2.0) -> None:
         at += step
 
 
+@pytest.mark.long
 def test_each_tick_has_one_message_that_is_written_before_it(
     declare: Declare, ticker: Ticker
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_message_that_code_enqueues_has_no_tick(declare: Declare, hands: Hands
     assert [message.tick for message in seen] == [None]
 
 
+@pytest.mark.long
 def test_a_failed_run_keeps_its_retries_and_the_next_tick_comes(
     declare: Declare, ticker: Ticker, hands: Hands
 ) -> None:
@@ -299,6 +301,7 @@ def test_a_task_that_moves_to_a_later_hour_runs_once_that_day(
     assert written() == [2 * 3_600], "03:00 in Berlin"
 
 
+@pytest.mark.long
 def test_a_removed_task_stops_and_a_new_one_begins_without_a_tick_of_the_past(
     declare: Declare, ticker: Ticker, declared: dict[str, Any]
 ) -> None:

@@ -150,6 +150,7 @@ def test_messages_count_in_the_hour_in_which_they_finished(spark: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
     rows = [
         row(),
@@ -308,6 +309,7 @@ def errors_of(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
     return one["errors"] and [(cell["error"], cell["n"]) for cell in one["errors"]]
 
 
+@pytest.mark.long
 def test_errors_are_those_of_the_dead_by_class_or_by_reason(spark: Any) -> None:
     rows = [
         row(state="dead", error_class="ValueError", reason="Reject"),

@@ -128,6 +128,7 @@ def test_a_row_gets_the_number_of_its_batch(frame: Any) -> None:
     assertDataFrameEqual(audit_frames.batched(rows, []), frame(nowhere, "row bigint, batch int"))
 
 
+@pytest.mark.long
 def test_equal_contents_have_equal_sums_in_any_order(frame: Any) -> None:
     rows = [archived(1), archived(2), archived(3, batch=1), archived(4, batch=None)]
     expected = frame([(0, 2, "203"), (1, 1, "103")], "batch int, rows bigint, signature string")
@@ -178,6 +179,7 @@ def test_the_same_id_in_two_partitions_is_two_messages(frame: Any) -> None:
     assertDataFrameEqual(audit_frames.suspects(frame(rows, PLACES)), frame([], SUSPECT))
 
 
+@pytest.mark.long
 def test_a_message_is_where_a_number_of_partitions_puts_it(frame: Any) -> None:
     rows = [
         place("normal"),
@@ -221,6 +223,7 @@ ENDS: list[tuple[list[Any], list[Any], list[Any], str]] = [
 ]
 
 
+@pytest.mark.long
 def test_an_end_that_is_remembered_is_told_or_archived(
     frame: Any, ends: Callable[..., Frame]
 ) -> None:
@@ -233,6 +236,7 @@ def test_an_end_that_is_remembered_is_told_or_archived(
     assertDataFrameEqual(ends(queue, outbox, ended), frame(expected, FOUND))
 
 
+@pytest.mark.long
 def test_of_an_end_that_only_the_lake_knows_that_is_told(
     frame: Any, ends: Callable[..., Frame]
 ) -> None:
@@ -366,6 +370,7 @@ def test_a_row_of_another_life_is_no_changed_one(frame: Any) -> None:
     )
 
 
+@pytest.mark.long
 def test_what_was_pruned_is_not_lost(frame: Any) -> None:
     theirs = [archived(1), archived(2, finished_at=AT - timedelta(hours=1))]
     assertDataFrameEqual(differing(frame, [], theirs, whole=()), frame([], FOUND))

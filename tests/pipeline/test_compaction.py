@@ -151,6 +151,7 @@ def test_an_export_with_compact_says_how_many_files_it_made_one(
     assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["read_back", "persist", "add"])
 def test_a_compaction_that_dies_has_done_nothing(
     spark: Any, full: Lake, step: str, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,7 @@ def test_the_lake_has_every_row_as_sql_has_it(
     assertDataFrameEqual(read_lake(spark, Lake(lake)), sql)
 
 
+@pytest.mark.long
 @pytest.mark.databases
 def test_the_ledger_says_what_the_commits_say(export_now: Export, lake: str) -> None:
     ids = make_rows(30, finished_at=lambda n: NOON + timedelta(minutes=n * 10))
@@ -90,6 +91,7 @@ def test_nothing_new_makes_no_commit(export_now: Export, lake: str) -> None:
     assert len(Lake(lake).commits()) == 1
 
 
+@pytest.mark.long
 def test_one_new_row_is_a_batch(spark: Any, export_now: Export, lake: str) -> None:
     make_rows(3)
     export_now()
@@ -230,6 +232,7 @@ def test_a_batch_without_rows_keeps_the_ids_together(
 # What differs
 
 
+@pytest.mark.long
 def test_files_that_are_not_what_sql_holds_are_not_committed(
     export_now: Export, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_copy_of_a_lake_is_refused(export_now: Export, lake: str) -> None:
         export_now(to=f"{lake}-copy")
 
 
+@pytest.mark.long
 def test_a_lake_with_stumps_of_killed_writers_is_read_right(
     spark: Any, export_now: Export, lake: str
 ) -> None:

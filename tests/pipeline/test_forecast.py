@@ -247,6 +247,7 @@ def test_a_write_that_fails_leaves_the_older_one(
     assert list(Forecast.objects.all()) == [kept]
 
 
+@pytest.mark.long
 def test_a_replica_may_be_read(
     delayq: RedisStore, forecast: Callable[..., Report], server: Server, tmp_path: Path
 ):

@@ -104,6 +104,7 @@ def test_the_rows_go_in_one_commit_and_all_sums_are_right(
     assert len(full.commits()) == before + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("delete", [False, True])
 def test_an_export_prunes_what_was_erased_in_part(
     spark: Any, parameters: Any, full: Lake, delete: bool

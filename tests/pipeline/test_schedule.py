@@ -202,6 +202,7 @@ def test_a_folder_for_rejects_that_has_something_else_is_left_alone(
             job(source, rejects=str(tmp_path / "bad"))
 
 
+@pytest.mark.long
 def test_more_partitions_between_two_runs_are_refused(
     job: Job, split: Callable[[int], RedisStore], parquet: str
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_key_that_is_live_is_kept_also_in_an_old_partition(
     assert counts(job(parquet)) == (0, 0, ROWS)
 
 
+@pytest.mark.long
 def test_a_dry_run_counts_and_changes_nothing(
     job: Job, crowd: RedisStore, spark: Any, tmp_path: Path
 ) -> None:
@@ -505,6 +507,7 @@ def options_of(params: Params, given: LoadSpec) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_frame_of_messages_can_be_written_by_hand(
     spark: Any, crowd: RedisStore, parameters: Callable[..., Params]
 ) -> None:

@@ -168,6 +168,7 @@ def test_the_lake_and_the_archive_give_the_service_s_figures_to_the_last_digit(
     assert all_stored() == wanted
 
 
+@pytest.mark.long
 def test_without_use_tz_they_are_the_same(stats_now: Run, empty: None, settings: Any) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kolkata"
     make_rows(60, finished_at=lambda n: NOON + n * 31 * MINUTE)
@@ -221,6 +222,7 @@ def test_batches_are_counted_with_the_last_figures_or_not_at_all(
     assert by_day() == {NOON.date(): 3}
 
 
+@pytest.mark.long
 def test_a_batch_that_is_repaired_meanwhile_has_to_be_counted_again(
     export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +259,7 @@ def test_only_days_with_new_rows_are_computed_and_those_from_all_their_rows(
     assert by_day() == {(NOON - 10 * DAY).date(): 5, (NOON - DAY).date(): 1, NOON.date(): 6}
 
 
+@pytest.mark.long
 def test_hours_and_days_that_go_on_wait(export_now: Run, stats_now: Run) -> None:
     now = datetime.now(tz=timezone.utc)
     make_rows(3, finished_at=now)
@@ -309,6 +312,7 @@ def test_a_period_is_of_the_whole_hours_and_days_in_it(export_now: Run, stats_no
     assert (len(by_hour()), len(by_day()), report.figures["batches_counted"]) == (48, 2, 1)
 
 
+@pytest.mark.long
 def test_a_dry_run_says_what_would_change_and_changes_nothing(
     export_now: Run, stats_now: Run
 ) -> None:
@@ -396,6 +400,7 @@ def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
     assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
 
 
+@pytest.mark.long
 def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_written(
     export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_the_plugin_is_one_that_pytest_finds() -> None:
     assert '"pytest_delayq.py" = "pytest_delayq.py"' in text, "it is in the wheel"
 
 
+@pytest.mark.long
 def test_the_tests_of_the_example_project_pass_with_nothing_else() -> None:
     out = run(ROOT / "example_project", "manage.py", "test", "--parallel", "2")
     assert "OK" in out

@@ -129,6 +129,7 @@ def test_stop_before_the_start_is_nothing(work: Work) -> None:
     EventLoop(1, work.run, work.room.set).stop()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_left_open(work: Work) -> None:
     """A loop that is only dropped says so with a ResourceWarning."""

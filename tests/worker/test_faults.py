@@ -112,6 +112,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # Crashes
 
 
+@pytest.mark.long
 def test_all_that_two_kills_left_behind_runs(
     work: Work, split: Callable[[int], RedisStore]
 ) -> None:
@@ -226,6 +227,7 @@ def test_worker_is_stuck_when_every_coroutine_hangs(
     eventually(lambda: worker.stuck)
 
 
+@pytest.mark.long
 def test_worker_is_stuck_when_a_coroutine_blocks_all_others(
     work: Work, delayq: RedisStore, declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,6 +433,7 @@ def test_every_thread_busy_delays_nothing_of_the_coroutines(
     sound(worker)
 
 
+@pytest.mark.long
 def test_memory_stays_flat_over_very_many_claims_while_something_is_due_tomorrow() -> None:
     """The dispatcher plans each partition anew after every claim, for ever."""
     agenda = Agenda({})
@@ -492,6 +495,7 @@ def test_redis_away_for_longer_than_max_runtime(
     sound(worker)
 
 
+@pytest.mark.long
 def test_redis_away_for_longer_than_a_lease_is_told_to_the_task(
     work: Work, delayq: RedisStore, declared: dict[str, Any]
 ) -> None:

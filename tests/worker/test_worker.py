@@ -163,6 +163,7 @@ def test_stop_leaves_no_heartbeat(work: Work, delayq: RedisStore) -> None:
     assert delayq.workers.heartbeats() == {}
 
 
+@pytest.mark.long
 def test_stop_without_redis_ends_too(work: Work, delayq: RedisStore) -> None:
     worker = work(shutdown_timeout=0.1)
     wait.enqueue()
@@ -236,6 +237,7 @@ def test_max_messages_counts_what_is_run_and_not_what_is_given_back(
     assert counters("waits")["acked"] == 5
 
 
+@pytest.mark.long
 def test_burst_does_not_wait_for_what_hangs(work: Work, delayq: RedisStore) -> None:
     crash(delayq, 2, hang.using(due_at=LONG_AGO).enqueue())
     worker = work(burst=True, shutdown_timeout=60)
@@ -243,6 +245,7 @@ def test_burst_does_not_wait_for_what_hangs(work: Work, delayq: RedisStore) -> N
     eventually(lambda: worker.finished)
 
 
+@pytest.mark.long
 def test_burst_waits_for_suspects_that_are_given_back(work: Work, delayq: RedisStore) -> None:
     handles = record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(3)])
     crash(delayq, 2, *handles)
@@ -283,6 +286,7 @@ def test_worker_whose_threads_all_hang_is_stuck(
     assert "in hang" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_message_of_a_crashed_worker_runs_again(work: Work, delayq: RedisStore) -> None:
     record.using(due_at=LONG_AGO, ttr=1).enqueue("again")
     assert len(delayq.claim(Partition("default", 0), 1).leases) == 1
@@ -333,6 +337,7 @@ def test_figures_are_those_of_the_worker(work: Work, delayq: RedisStore) -> None
     eventually(lambda: worker.figures()["settled"] == {"acked": 1})
 
 
+@pytest.mark.long
 def test_what_a_worker_has_no_thread_for_waits_in_redis(work: Work, delayq: RedisStore) -> None:
     """Its tasks were short: it claims ahead. When long ones come it gives back what waits, once,
     and leaves it."""
