@@ -19,6 +19,7 @@ from django.test import TransactionTestCase
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
+from django_delayq import delayed_task
 from django_delayq.archive import archiver
 from django_delayq.core.conf import parse_settings
 from django_delayq.operators import walk
@@ -141,6 +142,16 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(registry, "by_name", dict(registry.by_name))
     monkeypatch.setattr(registry, "by_code", dict(registry.by_code))
     return registry.by_name
+
+
+@pytest.fixture
+def gather_cards(declared: dict[str, Any]) -> Any:
+    """A batch task with a secret argument, for one test: nobody could search for an argument in the
+    others."""
+    from tests.app.batch_tasks import note
+
+    options: dict[str, Any] = {"batch": 500, "secret": ("arg1",), "max_attempts": 1}
+    return delayed_task(name="gather_cards", topic="gathers", **options)(note)
 
 
 @pytest.fixture

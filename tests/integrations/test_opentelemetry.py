@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from django_delayq.store.keys import Partition
 from django_delayq.worker.batches.batch_executor import BatchExecutor, Gathered
-from tests.app.batch_tasks import gather_cards, then
+from tests.app.batch_tasks import then
 from tests.app.tasks import act, act_async, close_order, record
 from tests.hands import ORDERS, Hands
 
@@ -201,7 +201,7 @@ def test_who_does_not_name_it_imports_nothing() -> None:
 
 @pytest.mark.usefixtures("traced")
 def test_the_span_of_a_batch_tells_no_secret_of_any_message(
-    hands: Hands, exporter: InMemorySpanExporter
+    gather_cards: Any, hands: Hands, exporter: InMemorySpanExporter
 ) -> None:
     def refuse(messages: Any) -> None:
         raise SystemExit(", ".join(message.args[0] for message in messages))

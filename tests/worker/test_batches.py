@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Batch, Reject, Retry, Snooze, delayed_task
+from django_delayq import Batch, Reject, Retry, Snooze
 from django_delayq.archive import archive_rows, exactly_once
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
@@ -347,17 +347,6 @@ def test_message_that_another_worker_has_committed_meanwhile_is_left_out(
 
 def test_registry_knows_the_kind() -> None:
     assert registry.by_name[gather.name].definition.kind == "batch"
-
-
-@pytest.fixture
-def gather_cards(declared: Any) -> Any:
-    """For these tests only: other tests search for arguments, and no task of theirs has a secret."""
-    name, options = "gather_cards", {"batch": 500, "secret": ("arg1",), "max_attempts": 1}
-    return delayed_task(name=name, topic="gathers", **options)(_gather_cards)
-
-
-def _gather_cards(messages: Batch[str]) -> None:
-    batch_tasks.note(messages)
 
 
 @pytest.mark.parametrize("raised", [Retry, Reject, SystemExit])
