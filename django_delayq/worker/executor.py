@@ -314,6 +314,11 @@ class Executor:
     def fail(self, lease: Lease, error: BaseException) -> Outcome:
         """The worker itself has failed, and not the task. This counts as an attempt, so that the
         message is not tried for ever."""
+        try:
+            if redaction.hides(task_code_of(lease.record)):
+                error = redaction.safe_error(error, redaction.hidden_in(lease))
+        except Exception:  # what failed may be just this
+            error = DelayQError("The error cannot be shown, for nobody knows what it has to hide.")
         log_failure(logger, error, "the worker failed at a message of %s", lease.partition)
         outcome = Outcome(lease, None, Result.DEAD, time.monotonic(), "failed")
         outcome.error_class, outcome.error_message = _class_name(error), _message(error)

@@ -563,6 +563,18 @@ def test_bug_of_the_worker_is_an_attempt(
     assert (outcome.result, outcome.error_class) == (result, "SyntaxError")
 
 
+def test_bug_of_the_worker_tells_nothing_that_is_hidden(
+    claim: Claim, run: Run, executor: Executor, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDACT": "tests.test_secret_places.hide"}
+    error = ValueError("4111-2222-zyx is refused")
+    with mock.patch.object(executor, "classify", side_effect=error):
+        outcome = run(claim(noop, 7, "4111-2222-zyx"))
+    assert outcome.error_class == "ValueError"
+    for text in (outcome.error_message, caplog.text):
+        assert "is refused" in text and "4111" not in text
+
+
 def test_receiver_that_ends_the_program_does_not_end_the_thread(claim: Claim, run: Run) -> None:
     def leave(**kwargs: Any) -> None:
         raise SystemExit(3)
