@@ -28,11 +28,10 @@ def apart(seconds: float = 0.0) -> None:
 
 
 @delayed_task(
-    topic="apart", isolate=True, ttr=2, max_runtime=1, backoff=constant(0), max_attempts=2,
-    secret="how",
-)  # fmt: skip
+    topic="apart", isolate=True, ttr=2, max_runtime=1, backoff=constant(0), max_attempts=2
+)
 def hang_apart(how: str) -> None:
-    """Never ends by itself. Where it was is told although its argument is hidden."""
+    """Never ends by itself."""
     write()
     if how == "sleep":
         time.sleep(GATE_SECONDS)

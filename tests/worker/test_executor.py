@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 import tests.app.tasks
 from django_delayq import DelayQError, Retry, __version__, current_message, delayed_task
 from django_delayq.core import connections, signals
-from django_delayq.core.exceptions import StoreUnavailable
+from django_delayq.core.exceptions import RuntimeLimitExceeded, StoreUnavailable
 from django_delayq.core.message import Attempts
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
@@ -573,6 +573,19 @@ def test_bug_of_the_worker_tells_nothing_that_is_hidden(
     assert outcome.error_class == "ValueError"
     for text in (outcome.error_message, caplog.text):
         assert "is refused" in text and "4111" not in text
+
+
+def test_places_where_a_killed_run_hung_are_told_whatever_is_hidden(
+    claim: Claim, run: Run, executor: Executor, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "REDACT": "tests.test_secret_places.hide"}
+    error = RuntimeLimitExceeded("4111-2222-zyx took more than a second")
+    error.stack = 'File "shop/tasks.py", line 7 in charge'
+    monkeypatch.setattr(executor, "_perform", lambda lease, resolved: error)
+    outcome = run(claim(noop, 7, "4111-2222-zyx"))
+    assert outcome.traceback == error.stack
+    assert "took more than a second" in outcome.error_message
+    assert "4111" not in outcome.error_message
 
 
 def test_receiver_that_ends_the_program_does_not_end_the_thread(claim: Claim, run: Run) -> None:
