@@ -65,8 +65,9 @@ class WorkerProcess:
         """Both."""
         return self.out + self.err
 
-    def wait_for(self, text: str, seconds: float = 10.0, times: int = 1) -> WorkerProcess:
-        """Until it has printed the text (so many times)."""
+    def wait_for(self, text: str, seconds: float = 30.0, times: int = 1) -> WorkerProcess:
+        """Until it has printed the text (so many times). On a busy machine a start takes ten
+        seconds."""
 
         def printed() -> bool:
             ended = self.process.poll() is not None
