@@ -22,8 +22,8 @@ from .topic_permission import is_permitted
 
 #: Before each token, so that people and scanners of secrets know what it is.
 MARK = "dq"
-#: A namespace ends with one of these, so that none is the beginning of another tenant's.
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.-]{1,39}[._-]\Z")
+#: The dot is at the end and nowhere else, so that none is the beginning of another tenant's.
+_NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,39}\.\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class TokenOptions:
     topics: Sequence[str] = ("*",)
     """Names of topics, in which `*` stands for any characters."""
     namespace: str = ""
-    """What stands before the name of each topic, such as `acme.`; ends with a dot, - or _."""
+    """What stands before the name of each topic, such as `acme.`: A-Z a-z 0-9 _ - and a dot."""
     rate: str = ""
     """`100/s`, `600/m` or `5000/h`; empty: any number of calls."""
     expires_at: datetime | None = None
@@ -99,8 +99,8 @@ def _checked_row(options: TokenOptions) -> ApiToken:
         raise InvalidMessage(f"Give at least one right, of these: {known}.")
     if options.namespace and not _NAMESPACE.match(options.namespace):
         raise InvalidMessage(
-            f"{options.namespace!r:.80} is no namespace: A-Z a-z 0-9 _ . - and a dot, - or _ at "
-            "the end, at most 40 characters."
+            f"{options.namespace!r:.80} is no namespace: up to 39 of A-Z a-z 0-9 _ - and a dot at "
+            "the end. A second dot would make it part of another tenant's."
         )
     if options.rate and (problem := rate_problem(options.rate)):
         raise InvalidMessage(f"rate {problem}")

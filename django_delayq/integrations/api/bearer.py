@@ -16,7 +16,7 @@ from django.utils.crypto import constant_time_compare
 from ninja.security import HttpBearer
 
 from ...core.conf import NAME
-from ...core.exceptions import DelayQError
+from ...core.exceptions import DelayQError, OutcomeUnknown, StoreUnavailable
 from ...core.limits import rate_of
 from ...core.topic_patterns import is_matched
 from ...models import ApiToken
@@ -104,27 +104,31 @@ class Bearer(HttpBearer):
         self._used_at: dict[int, float] = {}
 
     def __call__(self, request: HttpRequest) -> Caller:
-        """The caller. Raises Problem 401 or 429. Not by HttpBearer, which logs the header with
-        DEBUG."""
-        scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise _unauthorized("Send a token: Authorization: Bearer ...")
-        return self.authenticate(request, token.strip())
-
-    def authenticate(self, request: HttpRequest, token: str) -> Caller:
-        """The holder of the token. Raises Problem."""
-        caller = self._find(token)
-        digest = token_digest(token) if token.isascii() else ""
-        if caller is None or not constant_time_compare(caller.digest, digest):
-            raise _unauthorized("This token is not known.")
-        if caller.expires_at is not None and caller.expires_at <= time.time():
-            raise _unauthorized("This token has expired.")
+        """The caller, whose call is counted. Raises Problem 401 or 429."""
+        caller = self.identify(request)
         if caller.rate is not None:
             _check_rate(caller, caller.rate)
         now = time.monotonic()
         if now - self._used_at.get(caller.pk, -USED_EVERY) >= USED_EVERY:
             self._used_at[caller.pk] = now
             _note_use(caller)
+        return caller
+
+    def identify(self, request: HttpRequest) -> Caller:
+        """The caller. Raises Problem 401. Not by HttpBearer, which logs the header with DEBUG."""
+        scheme, _, token = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise _unauthorized("Send a token: Authorization: Bearer ...")
+        return self.authenticate(request, token.strip())
+
+    def authenticate(self, request: HttpRequest, token: str) -> Caller:
+        """The holder of the token. Raises Problem 401."""
+        caller = self._find(token)
+        digest = token_digest(token) if token.isascii() else ""
+        if caller is None or not constant_time_compare(caller.digest, digest):
+            raise _unauthorized("This token is not known.")
+        if caller.expires_at is not None and caller.expires_at <= time.time():
+            raise _unauthorized("This token has expired.")
         return caller
 
     def forget(self) -> None:
@@ -159,6 +163,10 @@ class Bearer(HttpBearer):
         return caller
 
 
+#: That of all calls of this process.
+bearer = Bearer()
+
+
 def caller_of(request: Any) -> Caller:
     """Who has sent the request."""
     caller: Caller = request.auth
@@ -176,8 +184,14 @@ def _check_rate(caller: Caller, rate: tuple[int, int]) -> None:
     takes must not wait for it."""
     most, seconds = rate
     now = time.time()
+    store = get_store()
+    if store.breaker.open:
+        return
     try:
-        count = get_store().requests.count(caller.public_id, int(now // seconds), seconds)
+        count = store.requests.count(caller.public_id, int(now // seconds), seconds)
+    except (StoreUnavailable, OutcomeUnknown):
+        store.breaker.trip()  # the calls after this one do not wait for another timeout
+        return
     except DelayQError:
         return
     if count > most:

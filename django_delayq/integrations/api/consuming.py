@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from hmac import compare_digest
 from typing import Any
 
@@ -44,7 +44,7 @@ from ...worker.outcome import Outcome, Result
 from ...worker.settler import call_of, report_outcomes, write_outcomes
 from ...worker.shared import Shared
 from .arrivals import Arrivals
-from .bearer import Caller, caller_of
+from .bearer import Caller, bearer, caller_of
 from .documents import Consume, Held, Leased, LongerLease, Nack, Release, Settled
 from .idempotency import once
 from .lease_tokens import HeldMessage, lease_token_of, read_lease_token
@@ -67,9 +67,13 @@ def consume(request: HttpRequest, body: Consume) -> HttpResponse:
     topics = [caller.topic(ApiRight.CONSUME, name) for name in dict.fromkeys(body.topics)]
     if not all(map(is_declared, topics)):
         raise UnknownTopic
+
+    def is_gone() -> bool:
+        bearer.identify(request)  # a token may end while its holder waits
+        return _has_hung_up(request.META.get("gunicorn.socket"))
+
     consumer = _consumer(get_store())
-    gone = partial(_is_gone, request.META.get("gunicorn.socket"))
-    return answer({"messages": consumer.consume(caller, topics, body.count, body.wait, gone)})
+    return answer({"messages": consumer.consume(caller, topics, body.count, body.wait, is_gone)})
 
 
 @router.post("/leases/ack", tags=["consume"], response=Settled, openapi_extra=REPEATABLE)
@@ -140,7 +144,7 @@ class Consumer:
         is_gone: Callable[[], bool],
     ) -> list[dict[str, Any]]:
         """Claim up to `count` messages. Waits for the first one at most `wait` seconds, and claims
-        nothing for a caller who has gone meanwhile."""
+        nothing for a caller who has gone meanwhile. Raises Problem 401 when the token has ended."""
         until = time.monotonic() + wait
         bell = self._arrivals.hang_up(topics) if wait else threading.Event()
         try:
@@ -216,7 +220,7 @@ def _consumer(store: RedisStore) -> Consumer:
     return Consumer(store)
 
 
-def _is_gone(connection: socket.socket | None) -> bool:
+def _has_hung_up(connection: socket.socket | None) -> bool:
     """Whether the caller has closed the connection, where the web server passes it on: gunicorn
     does. Elsewhere a message that is claimed for nobody comes back when its lease ends."""
     if connection is None:

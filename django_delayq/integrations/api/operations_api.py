@@ -19,7 +19,7 @@ from ninja.parser import Parser
 from ...core.exceptions import DelayQError
 from ...core.version import PACKAGE_VERSION
 from . import consuming, controlling, reading, sending  # noqa: F401 - they fill the router
-from .bearer import Bearer, Caller
+from .bearer import Caller, bearer
 from .documents import ProblemDocument
 from .problems import Problem
 from .router import router
@@ -63,7 +63,6 @@ class _Api(NinjaAPI):
         return schema
 
 
-bearer = Bearer()
 api = _Api(
     title="django-delayq",
     version=PACKAGE_VERSION,

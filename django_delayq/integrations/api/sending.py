@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, cast
+from uuid import UUID
 
 import msgspec
 from django.http import HttpRequest, HttpResponse
@@ -38,7 +39,7 @@ from .documents import (
     TopicName,
     json_schema_of,
 )
-from .idempotency import once
+from .idempotency import call_id, once
 from .problems import Problem, answer
 from .router import router
 from .strict_json import read_strict
@@ -86,7 +87,7 @@ def enqueue_message(request: HttpRequest, topic: Path[TopicName]) -> HttpRespons
     """Enqueue a message."""
     caller = caller_of(request)
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
-    call = _call(whole, _read(request.body))
+    call = _call(whole, _read(request.body), call_id(request, whole, 0))
     (receipt,) = enqueue_built([build([call])])
     return answer(_sent(receipt), 201)
 
@@ -116,7 +117,7 @@ def enqueue_batch(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     none is sent; a duplicate is an outcome of its own."""
     caller = caller_of(request)
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
-    items = _items(whole, request.body.splitlines(), caller)
+    items = _items(whole, request, caller)
     with suppress(DuplicateMessage):  # each message says of itself that it is one
         enqueue_built(items)
     sent = [_sent(item.receipt) for chunk in items for item in chunk]
@@ -150,15 +151,16 @@ def reschedule_message(request: HttpRequest, topic: Path[TopicName], body: NewTi
     return answer({"due_at": due_at})
 
 
-def _items(topic: str, lines: Sequence[bytes], caller: Caller) -> list[list[Item]]:
+def _items(topic: str, request: HttpRequest, caller: Caller) -> list[list[Item]]:
     """What the lines of a batch say, in chunks for enqueue_built(). Raises Problem with the number
     of the line."""
+    lines = request.body.splitlines()
     if not 1 <= len(lines) <= BATCH:
         raise Problem(422, "invalid", f"A batch has 1 to {BATCH} lines, not {len(lines):,}.")
     calls: list[Call] = []
     try:
         for line in lines:
-            calls.append(_call(topic, _read(line)))
+            calls.append(_call(topic, _read(line), call_id(request, topic, len(calls))))
         return [build(chunk) for chunk in in_chunks(calls)]
     except Problem as problem:
         problem.members["line"] = len(calls) + 1
@@ -192,20 +194,28 @@ def _read(raw: bytes) -> NewMessage:
         raise Problem(422, "invalid", f"{error}") from None
 
 
-def _call(topic: str, message: NewMessage) -> Call:
-    """What the client of this package would be called with. Raises InvalidMessage."""
+def _call(topic: str, message: NewMessage, fixed_id: bytes | None = None) -> Call:
+    """What the client of this package would be called with. `fixed_id`: of a message that would
+    get a fresh one. Raises InvalidMessage."""
     task = task_to_send(topic, message.task)
     given = _given(message)
-    if message.headers is None and message.id is None:
+    identity: str | UUID | None = message.id
+    if fixed_id is not None and not (identity or message.key or message.window or _has_key(task)):
+        identity = UUID(bytes=fixed_id)
+    if message.headers is None and identity is None:
         task = _with_options(task, given)
     else:
-        extra: CallOptions = {"headers": message.headers or {}, "id": message.id}
+        extra: CallOptions = {"headers": message.headers or {}, "id": identity}
         task = _changed(task, given, extra)
     call = Call(task, message.args, message.kwargs)
     if message.key is None and message.delay is None and message.due_at is None:
         return call
     due_at = None if message.due_at is None else parse_due_at(message.due_at)
     return call.using(key=message.key, delay=message.delay, due_at=due_at)
+
+
+def _has_key(task: Task[..., Any]) -> bool:
+    return bool(task.options.key or task.options.key_maker)
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,8 @@ from functools import wraps
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, URLResolver, re_path
 
-from .operations_api import View, api, bearer, guarded, no_such_address
+from .bearer import bearer
+from .operations_api import View, api, guarded, no_such_address
 from .sending import enqueue_batch, enqueue_message
 
 _patterns, _, app_name = api.urls

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from django_delayq.integrations.api.operations_api import bearer
+from django_delayq.integrations.api.bearer import bearer
 from django_delayq.management.cli import ShellUser
 from django_delayq.operators.api_tokens import TokenOptions, create_token
 from django_delayq.store.store import RedisStore

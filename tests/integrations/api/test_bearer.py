@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from django_delayq.core.exceptions import InvalidMessage
-from django_delayq.integrations.api.operations_api import bearer
+from django_delayq.core.exceptions import InvalidMessage, OutcomeUnknown
+from django_delayq.integrations.api.bearer import bearer
 from django_delayq.management.cli import ShellUser
 from django_delayq.models import ApiToken, OperatorAction
 from django_delayq.operators.api_tokens import TokenOptions, create_token, revoke_token
+from django_delayq.store.requests import Requests
 from django_delayq.store.store import RedisStore
+from tests.faults import unreachable
 from tests.hands import Hands
 from tests.integrations.api.conftest import ALL, Caller, Callers
 
@@ -176,6 +180,48 @@ def test_calls_beyond_the_rate_of_a_token_wait(caller_with: Callers) -> None:
     assert caller_with().get("/topics").status_code == 200
 
 
+def test_while_redis_is_away_only_one_call_waits_to_be_counted(
+    caller_with: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, asked = caller_with(rate="100/h"), list[str]()
+
+    def count(self: Requests, token: str, window: int, seconds: int) -> int:
+        asked.append(token)
+        raise OutcomeUnknown("Redis does not answer")
+
+    caller.send()
+    monkeypatch.setattr(Requests, "count", count)
+    with unreachable():
+        for _ in range(3):
+            assert caller.post("/topics/mail/messages").json()["outcome"] == "outbox"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_who_waits_for_a_message_gets_none_when_the_token_ends(
+    caller: Caller, caller_with: Callers, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("django_delayq.integrations.api.bearer.REMEMBERED", 0.0)
+    waiting, answers = caller_with(), list[Any]()
+
+    def wait() -> None:
+        answers.append(waiting.post("/consume", topics=["mail"], wait=10))
+        connections.close_all()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    if end == "revoked":
+        revoke_token(ShellUser("tests"), waiting.public_id, reason="lost")
+    else:
+        rows = ApiToken.objects.filter(public_id=waiting.public_id)
+        rows.update(expires_at=timezone.now())
+    caller.send()
+    thread.join(15)
+    assert [answer.status_code for answer in answers] == [401]
+    assert caller.get("/topics/mail").json()["backlog"] == 1
+
+
 def test_the_table_has_no_token_and_neither_has_the_log(
     caller: Caller, caplog: pytest.LogCaptureFixture, settings: Any
 ) -> None:
@@ -201,6 +247,8 @@ def test_the_table_has_no_token_and_neither_has_the_log(
         {"topics": []},
         {"topics": ["a b"]},
         {"namespace": "acme"},
+        {"namespace": "acme.eu."},  # the tenant acme. would reach it
+        {"namespace": "acme-"},
         {"rate": "fast"},
         {"expires_at": timezone.now() - timedelta(days=1)},
     ],

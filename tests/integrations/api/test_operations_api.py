@@ -11,8 +11,13 @@ import pytest
 from django.db import connections
 from django.test import Client
 
+from django_delayq.client.enqueue import enqueue_built
+from django_delayq.core.exceptions import EnqueueUnknown, StoreUnavailable
 from django_delayq.integrations.api.operations_api import api as ninja_api
+from django_delayq.models import OutboxMessage
+from django_delayq.store.requests import Requests
 from django_delayq.store.store import RedisStore
+from tests.faults import unreachable
 from tests.hands import Hands
 from tests.integrations.api.conftest import Caller, Callers
 
@@ -112,11 +117,6 @@ def test_arguments_beyond_the_body_limit_are_refused(caller: Caller) -> None:
 def test_what_redis_does_not_answer_is_a_problem(
     caller: Caller, api: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_delayq.core.exceptions import StoreUnavailable
-
-    def away(*args: object) -> None:
-        raise StoreUnavailable("Redis at redis://user@secret-host is away")
-
     caller.send()
     monkeypatch.setattr(type(api.client), "read_all", away)
     answer = caller.get("/topics")
@@ -180,20 +180,68 @@ def test_of_many_calls_at_once_with_one_idempotency_key_one_is_carried_out(
     assert caller.get("/topics/mail").json()["backlog"] == 1
 
 
+def away(*args: object) -> None:
+    raise StoreUnavailable("Redis at redis://user@secret-host is away")
+
+
 def test_a_call_that_failed_may_be_made_again_under_its_idempotency_key(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_delayq.core.exceptions import StoreUnavailable
     from django_delayq.integrations.api import sending
-
-    def away(*args: object) -> None:
-        raise StoreUnavailable
 
     with monkeypatch.context() as patch:
         patch.setattr(sending, "enqueue_built", away)
         headers = {"Idempotency-Key": "a"}
         assert caller.post("/topics/mail/messages", _headers=headers).status_code == 503
     assert caller.post("/topics/mail/messages", _headers=headers).status_code == 201
+
+
+def test_an_answer_that_cannot_be_kept_is_given_all_the_same(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Idempotency-Key": "a"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Requests, "answer", away)
+        first = caller.post("/topics/mail/messages", _headers=headers, args=[1])
+    assert first.status_code == 201
+    again = caller.post("/topics/mail/messages", _headers=headers, args=[1])
+    assert (again.status_code, again.json()["type"]) == (409, "urn:django-delayq:in-progress")
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_was_stored_unseen_is_not_stored_again_under_its_idempotency_key(
+    caller: Caller, hands: Hands, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    from django_delayq.integrations.api import sending
+
+    def lost(chunks: Any) -> Any:
+        enqueue_built(chunks)
+        raise EnqueueUnknown("The answer of Redis was lost.", ids=["1"])
+
+    one = {"args": [1], "durable": durable}
+    calls = (
+        ("/topics/mail/messages", json.dumps(one).encode()),
+        ("/topics/mail/messages/batch", b"\n".join([json.dumps(one).encode()] * 3)),
+    )
+    for number, (address, body) in enumerate(calls):
+        headers = {"Idempotency-Key": f"{number}"}
+        with monkeypatch.context() as patch:
+            patch.setattr(sending, "enqueue_built", lost)
+            assert caller.post(address, body, headers).status_code == 503
+        assert caller.post(address, body, headers).status_code < 300
+    hands.relay()
+    assert caller.get("/topics/mail").json()["backlog"] == 1 + 3
+
+
+def test_a_call_with_an_idempotency_key_does_not_begin_while_redis_is_away(
+    caller: Caller, api: RedisStore
+) -> None:
+    caller.send()
+    headers = {"Idempotency-Key": "a"}
+    with unreachable():
+        answers = [caller.post("/topics/mail/messages", _headers=headers) for _ in range(2)]
+    assert [answer.json()["type"] for answer in answers] == ["urn:django-delayq:unavailable"] * 2
+    assert not OutboxMessage.objects.exists()
 
 
 def test_dead_letters_are_listed_replayed_and_discarded(caller: Caller, hands: Hands) -> None:
