@@ -47,4 +47,6 @@ def _direct(often: View, otherwise: View) -> View:
     return answer
 
 
+# Django looks through them in this order, and twice where no slash is at the end of an address.
+_patterns.sort(key=lambda pattern: str(pattern.pattern) not in _OFTEN)
 urlpatterns = [*map(_guard, _patterns), re_path("", guarded(no_such_address))]
