@@ -41,15 +41,21 @@ class EventWriter:
     """The buffer, and the thread that empties it."""
 
     def __init__(self) -> None:
+        self._receivers: list[Any] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin anew, in this process. After a fork the events that wait are the parent's, which
+        writes them itself, and a thread that is not here may hold the locks."""
         self._waiting: deque[tuple[str, str, int, Event]] = deque()
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._pid = 0
+        self._has_begun = False
         self._lost = 0
-        self._receivers: list[Any] = []
 
     def connect(self) -> None:
         """Listen to all signals."""
+        os.register_at_fork(after_in_child=self._reset)
         for name in NAMES:
             signal: TopicSignal = getattr(signals, name)
             receiver = self._receiver(name)
@@ -70,10 +76,10 @@ class EventWriter:
 
     def _begin(self) -> None:
         """Start the thread at the first event of this process."""
-        if self._pid != os.getpid():
+        if not self._has_begun:
             with self._lock:
-                if self._pid != os.getpid():
-                    self._pid = os.getpid()
+                if not self._has_begun:
+                    self._has_begun = True
                     thread = threading.Thread(target=self._work, name="delayq-events", daemon=True)
                     thread.start()
                     atexit.register(self.flush)

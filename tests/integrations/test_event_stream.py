@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +109,29 @@ def test_no_more_than_so_many_wait(
     writer.flush()
     assert len(entries(hands)) == 10
     assert "2 events were not written" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_writes_its_own_events_and_waits_for_no_thread_of_its_parent(
+    hands: Hands, writer: EventWriter
+) -> None:
+    signals.report(signals.acked, "default", [Event("a" * 32)])
+    with writer._lock:  # as by the thread that writes
+        child = os.fork()
+        if not child:
+            try:
+                signals.report(signals.acked, "default", [Event("b" * 32)])
+                writer.flush()
+            finally:
+                os._exit(0)
+        until = time.monotonic() + 10
+        while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < until:
+            time.sleep(0.01)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    writer.flush()
+    assert [entry["id"][0] for entry in entries(hands)] == ["b", "a"]
 
 
 def test_without_the_setting_nothing_is_imported() -> None:
