@@ -8,7 +8,11 @@ import subprocess
 from pathlib import Path
 from shutil import which
 
-from django_delayq.integrations.prometheus import METRICS
+import pytest
+
+from django_delayq.integrations.prometheus import METRICS, WorkerMetrics
+from tests.app.tasks import record
+from tests.hands import Hands
 
 FILES = Path(__file__).resolve().parents[2] / "docs" / "monitoring"
 #: What a histogram is called in queries.
@@ -69,12 +73,24 @@ def test_what_the_queue_knows_is_never_added_up_over_workers() -> None:
             ), rule
 
 
+def promtool(*arguments: str, text: bytes = b"") -> None:
+    """Fails with what promtool says."""
+    if (program := which("promtool")) is None:
+        pytest.skip("promtool is not here (apt-get install prometheus)")
+    done = subprocess.run([program, *arguments], input=text, capture_output=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+
+
 def test_promtool_accepts_the_rules() -> None:
-    if promtool := which("promtool"):
-        done = subprocess.run(
-            [promtool, "check", "rules", str(FILES / "alerts.yml")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    promtool("check", "rules", str(FILES / "alerts.yml"))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_promtool_accepts_the_page(hands: Hands) -> None:
+    worker = WorkerMetrics(1, has_database=True)
+    with worker.counting(0):
+        record.enqueue(1)
+        hands.work()
+        ours = worker.page().partition(b"# HELP python_")[0]
+    assert b"delayq_run_seconds_bucket" in ours
+    promtool("check", "metrics", text=ours)
