@@ -63,6 +63,7 @@ test-long: servers ## Run the tests that take long (30 minutes); CI runs them to
 	$(PYTEST) tests/acceptance -m "long and alone"
 	$(ON) postgresql $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(SHARED)
 	$(ON) mariadb $(PYTEST) -m "databases and long" --ignore=tests/pipeline $(SHARED)
+	DELAYQ_TEST_PARTITIONED=1 $(ON) postgresql $(PYTEST) tests/archive tests/operators tests/admin -m "not browser and not long" $(SHARED)
 	DELAYQ_TEST_USE_TZ=0 $(PYTEST) tests/admin -m "not browser" $(SHARED)
 	$(WITH_JAVA) $(PYTEST) tests/pipeline -m long $(SPARK)
 	$(WITH_JAVA) $(ON) postgresql $(PYTEST) tests/pipeline -m databases $(SPARK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import threading
@@ -29,6 +30,7 @@ from django_delayq.store.connection import open_client
 from django_delayq.store.keys import wakeups_channel
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks import naming, registry
+from tests.databases.partitioned import partition_now
 from tests.hands import Hands
 from tests.servers import Server, binary_of, launcher
 
@@ -62,6 +64,15 @@ def _empty_tables(case: Any) -> None:
                 table = model._meta.db_table
                 if model._meta.app_label not in ("contenttypes", "auth") and table in there:
                     cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """DELAYQ_TEST_PARTITIONED=1: the archive of PostgreSQL has a partition for each month, the last
+    one and the next ones."""
+    if os.environ.get("DELAYQ_TEST_PARTITIONED", "0") == "1":
+        with django_db_blocker.unblock():
+            partition_now()
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from ..core.conf import get_settings
 from ..core.database import reached
 from ..core.service import Service
 from ..store.store import RedisStore
-from .prune import Pruned, prune
+from .prune import Pruned, prune, prune_months
 
 #: Seconds between two runs.
 INTERVAL = 600.0
@@ -55,15 +56,25 @@ class Retention(Service):
             return self.interval
         try:
             with reached():
-                for state, seconds in get_settings().archive_retention.items():
-                    self._prune(timedelta(seconds=seconds), state)
+                ages = {
+                    state: timedelta(seconds=seconds)
+                    for state, seconds in get_settings().archive_retention.items()
+                }
+                # First all states at once: of one of them alone, no month may be over.
+                self._delete(partial(prune_months, ages))
+                for state, age in ages.items():
+                    if self._has_old(age, state):
+                        self._delete(partial(self._prune, age, state))
         except _Stops:
             return 0.0
         return self.interval
 
-    def _prune(self, age: timedelta, state: str) -> None:
-        if not self._has_old(age, state):
-            return
+    def _prune(self, age: timedelta, state: str, **how: Any) -> Pruned:
+        """What no lake has yet stays, and what goes with its month."""
+        return prune(age, state=state, exported=True, whole_months=True, batch=BATCH, **how)
+
+    def _delete(self, pruning: Callable[..., object]) -> None:
+        """Prune, count the rows, and pause after each transaction."""
         before = 0
 
         def progress(pruned: Pruned) -> None:
@@ -73,15 +84,7 @@ class Retention(Service):
             self._pause()
 
         self._batch_began_at = time.monotonic()
-        done = prune(
-            age,
-            state=state,
-            exported=True,
-            by='DELAYQ["ARCHIVE_RETENTION"]',
-            progress=progress,
-            batch=BATCH,
-        )
-        self.deleted += done.count - before
+        pruning(by='DELAYQ["ARCHIVE_RETENTION"]', progress=progress)
 
     def _has_old(self, age: timedelta, state: str) -> bool:
         """Whether a prune would delete anything: one that does not would only leave a record."""
@@ -93,9 +96,7 @@ class Retention(Service):
                 raise _OldRows
 
         try:
-            found = prune(
-                age, state=state, exported=True, dry_run=True, progress=progress, batch=BATCH
-            )
+            found = self._prune(age, state, dry_run=True, progress=progress)
         except _OldRows:
             return True
         return found.count > 0

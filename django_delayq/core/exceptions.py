@@ -317,6 +317,15 @@ class DatabaseUnavailable(DelayQError):
     """The database cannot be reached. Rows that wait in it wait until it is back."""
 
 
+class ArchiveBusy(DelayQError):
+    """Long transactions hold the table of the archive, so it was not changed. Run it again when
+    they have ended: pg_stat_activity shows them."""
+
+
+class PartitioningRefused(DelayQError):
+    """The archive stays as it is: something speaks against its partitioning."""
+
+
 # Raised by a task about its own message
 
 

@@ -9,6 +9,7 @@ from django.apps import apps
 from django.db import Error, connections
 
 from ..archive.archiver import IDLE, Archiver
+from ..archive.month_maker import MonthMaker
 from ..archive.retention import Retention
 from ..core.conf import get_settings
 from ..core.exceptions import ConfigurationError
@@ -44,6 +45,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         from ..stats.alerts.alerter import Alerter
 
         alerters = (Alerter(store),)
+    in_postgresql = connections[get_settings().database].vendor == "postgresql"
     tickers = (Ticker(store),) if registry.recurring_tasks() else ()
     return (
         Archiver(store, name, tasks_run=tasks_run, interval=IDLE if worker else POLL),
@@ -54,6 +56,7 @@ def sql_services(store: RedisStore, name: str, worker: Worker | None = None) -> 
         UnservedWatch(store),
         *alerters,
         *tickers,
+        *((MonthMaker(store),) if in_postgresql else ()),
         *((Retention(store, tasks_run=tasks_run),) if get_settings().archive_retention else ()),
     )
 

@@ -18,7 +18,7 @@ from tests.benchmarks.results import Results
 WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "fleet", "near_far", "fairness", "async_io",
     "archive", "archive_rate", "archiving", "processes", "partitions", "growth", "release", "crash", "pages",
-    "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
+    "pg_growth", "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
     "pipeline_forecast", "pipeline_interval", "pipeline_audit",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")

@@ -99,7 +99,7 @@ def _row(number: int, source: Random, convert: Callable[[datetime], Any]) -> tup
         message_id, convert(enqueued), topic, 0, task, key, state, reason, body, "", 1, 60_000, None,
         2 if error else 1, 0, history, convert(due), convert(due) if ran else None, convert(finished),
         round(late, 3) if ran else None, round(run, 3) if ran else None, "shop-1:7:a" if ran else "",
-        error, message, traceback, None,
+        error, message, traceback, None, "",
     )  # fmt: skip
 
 

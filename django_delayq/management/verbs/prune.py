@@ -38,6 +38,12 @@ class Command(Verb):
             help="only rows in this state (default: all but dead letters still open)",
         )
         parser.add_argument(
+            "--whole-months",
+            action="store_true",
+            help="in a partitioned archive: leave rows of months that are not over yet, to be "
+            "dropped with them",
+        )
+        parser.add_argument(
             "--dry-run", action="store_true", help="say how many rows; change nothing"
         )
         add_by(parser)
@@ -53,6 +59,7 @@ class Command(Verb):
         end = prune(
             options["older_than"],
             state=options["state"],
+            whole_months=options["whole_months"],
             dry_run=options["dry_run"],
             by=options["by"],
             progress=progress,

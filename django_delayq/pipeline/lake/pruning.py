@@ -1,24 +1,27 @@
 """Deletes from SQL the rows that a verified batch of the lake holds, in short transactions, and
-never an open dead letter."""
+never an open dead letter. A month of a partitioned archive is dropped when the lake has it all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from datetime import timezone as zones
 from typing import Any
 
 import pyarrow.parquet as pq
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import F, Q
 from django.utils import timezone
 from pyspark.sql import DataFrame
 
-from ...archive.prune import MIN_AGE, delete_counted, still_needed
+from ...archive.months import drop_month, held_since, is_droppable, months_before
+from ...archive.prune import MIN_AGE, OPEN, delete_counted, needed_in, still_needed
 from ...core.conf import get_settings
+from ...core.exceptions import ArchiveBusy
 from ...core.times import stored
-from ...models import ArchivedMessage, Final, LakeBatch, OperatorAction
+from ...models import ArchivedMessage, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from ..job_errors import LakeError, Refused
 from ..params import Tell
@@ -28,8 +31,6 @@ from .reader import read_files
 
 #: Rows that one transaction looks at.
 CHUNK = 5_000
-#: Dead letters that nobody has replayed or discarded.
-OPEN = Q(state=Final.DEAD, replayed_at=None, discarded_at=None)
 Archive = Callable[[tuple[int, int]], DataFrame]
 """Reads the rows with lo < id <= hi."""
 
@@ -57,7 +58,8 @@ def prune_batches(
 ) -> PrunedBatches:
     """Delete the rows of every committed batch whose messages all finished longer ago than
     `older_than` (1 hour or more), if the lake has the same rows. A batch of today (UTC) stays until
-    its figures are computed. After an interruption, the next call goes on. `by` is for the
+    its figures are computed, and in a partitioned archive a batch with rows of a month that is not
+    over so long. After an interruption, the next call goes on. `by` is for the
     OperatorAction. The ledger has to be up to date. Raises Refused, and LakeError when a file is
     not there as its commit says.
     """
@@ -78,6 +80,10 @@ def prune_batches(
         for batch in ledger.batches.filter(aged, final, seq__isnull=False, pruned__lt=F("rows"))
         if batch.state == COMMITTED or _rows(batch).exclude(OPEN).exists()
     ]
+    connection = connections[get_settings().database]
+    if since := held_since(connection, stored(now - older_than)):
+        held = {"enqueued_at__gte": since}
+        lake_batches = [one for one in lake_batches if not _rows(one).filter(**held).exists()]
     _check_files(ledger, lake_batches)
     lake_batches = [
         batch for batch in lake_batches if _is_whole(ledger, batch, archive, done, dry_run)
@@ -93,6 +99,7 @@ def prune_batches(
         with OperatorAction.recorded(
             "prune", by, before=stored(limit), lake=ledger.name, selection=words
         ) as action:
+            _drop_months(lake_batches, stored(limit), done, action)
             for batch in lake_batches:
                 _prune(batch, done, action)
                 tell(f"pruned {done.count:,} rows up to id {batch.hi:,}")
@@ -162,6 +169,50 @@ def _check_files(ledger: Ledger, lake_batches: Sequence[LakeBatch]) -> None:
 
 def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
+
+
+def _drop_months(
+    lake_batches: Sequence[LakeBatch], limit: datetime, done: PrunedBatches, action: OperatorAction
+) -> None:
+    """Drop the months that were over at this instant, when few of their rows are not of these
+    batches. What is not dropped is left to be deleted."""
+    ids = Q()
+    for lo, hi in _together(lake_batches):
+        ids |= Q(pk__gt=lo, pk__lte=hi)
+    goes = ids & ~OPEN
+    connection = connections[get_settings().database]
+
+    def record(rows: Any) -> int:
+        """Count the rows that go for each batch, and in the record of the prune."""
+        total = 0
+        for batch in lake_batches:
+            if count := rows.filter(pk__gt=batch.lo, pk__lte=batch.hi).count():
+                ledger = LakeBatch.objects.filter(pk=batch.pk)
+                ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
+                total += count
+        action.add(total)
+        return total
+
+    for month in months_before(connection, limit):
+        if not is_droppable(month, goes):
+            continue
+        needed = needed_in(month.rows.filter(goes))
+        with suppress(ArchiveBusy):
+            done.count += drop_month(connection, month, goes & ~Q(pk__in=needed), record) or 0
+
+
+def _together(lake_batches: Sequence[LakeBatch]) -> Iterator[tuple[int, int]]:
+    """The ids of the batches (lo < id <= hi), those that follow each other as one range."""
+    last: tuple[int, int] | None = None
+    for lo, hi in sorted((batch.lo, batch.hi) for batch in lake_batches):
+        if last is not None and lo <= last[1]:
+            last = last[0], hi
+            continue
+        if last is not None:
+            yield last
+        last = lo, hi
+    if last is not None:
+        yield last
 
 
 def _prune(batch: LakeBatch, done: PrunedBatches, action: OperatorAction) -> None:
