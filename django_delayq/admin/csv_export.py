@@ -19,6 +19,7 @@ from django.utils import timezone
 from ..archive.search import every_row
 from ..archive.selection import Selection
 from ..core.times import local
+from ..models import OperatorAction
 
 COLUMNS = (
     "id", "message_id", "topic", "task", "key", "state", "reason", "error_class", "attempts",
@@ -36,18 +37,28 @@ _BYTE_ORDER_MARK = "\ufeff"
 #: Where a spreadsheet takes text for a formula: at its beginning, and behind what it takes for the
 #: end of a cell. Where people write a decimal comma that is a semicolon, and then our quotes are in
 #: the middle of a cell and mean nothing.
-_FORMULA = re.compile(r"(?s)(?:^|(?<=;)|(?<=.[\t\r\n]))(?=[ \xa0\x22]*[=+\-@\t\r\n＝＋－＠])")
+_FORMULA = re.compile(
+    r"(?s)(?:^|(?<=;)|(?<=.[\t\r\n]))"
+    r"(?=[ \xa0\xad\x22\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff]*"
+    r"[=+\-@\t\r\n＝＋－＠])"
+)
 
 
 def response(request: HttpRequest, selection: Selection, payload: bool) -> StreamingHttpResponse:
     """All rows of the selection, the newest first. With `payload` also arguments, headers, errors
     and results."""
     columns = COLUMNS + (PAYLOAD if payload else ())
-    return streamed(request, written(every_row(selection, columns[1:], ROWS), columns), "archive")
+    words = selection.narrowed(topics=None).in_words() + (", with arguments" if payload else "")
+    rows = every_row(selection, columns[1:], ROWS)
+    return streamed(request, rows, columns, "archive", topic=selection.topic, selection=words)
 
 
-def streamed(request: HttpRequest, parts: Iterator[bytes], name: str) -> StreamingHttpResponse:
-    """These parts as a file."""
+def streamed(
+    request: HttpRequest, rows: Iterable[Model], columns: Sequence[str], name: str, **fields: Any
+) -> StreamingHttpResponse:
+    """These rows as a file. An OperatorAction with these fields says who has downloaded how
+    many."""
+    parts = _recorded(request.user.get_username(), rows, columns, fields)
     # A sync iterator under ASGI would be read to its end before the first byte is sent.
     content = _awaited(parts) if hasattr(request, "scope") else parts
     name = f"delayq-{name}-{timezone.now().date().isoformat()}.csv"
@@ -83,6 +94,25 @@ def cell(value: Any) -> Any:
     if isinstance(value, UUID):
         return value.hex
     return _FORMULA.sub("'", str(value))
+
+
+def _recorded(
+    operator: str, rows: Iterable[Model], columns: Sequence[str], fields: dict[str, Any]
+) -> Iterator[bytes]:
+    action = OperatorAction.new("download", operator, **fields)
+    count = 0
+
+    def counted() -> Iterator[Model]:
+        nonlocal count
+        for row in rows:
+            count += 1
+            yield row
+
+    try:
+        yield from written(counted(), columns)
+        action.finish()
+    finally:  # also when the browser has gone away
+        action.add(count)
 
 
 async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:

@@ -4,7 +4,7 @@ person's data."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from operator import or_
@@ -24,7 +24,8 @@ class ArgumentMatch:
     """The name of an argument, and the values of which it must have one.
 
     `name` is a parameter of the task, or `args` and a number for the positional ones; further dots
-    lead into objects and arrays. The values are JSON.
+    lead into objects and arrays. `*` is any argument, and whatever is inside of it. The values are
+    JSON.
     """
 
     def __init__(self, name: str, *values: Any) -> None:
@@ -75,6 +76,8 @@ class ArgumentMatch:
 
     def is_in(self, task: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether the argument is there and has one of the values."""
+        if self.path == ["*"]:
+            return any(map(self._is_one, _leaves([list(args), dict(kwargs)])))
         names: list[str] = []
         if task in registry.by_name:
             # By the task's signature of today. An argument that it has no name for is left out.
@@ -90,5 +93,16 @@ class ArgumentMatch:
                 found = found[int(step[:9])]
             else:
                 return False
+        return self._is_one(found)
+
+    def _is_one(self, found: Any) -> bool:
         # 1, 1.0 and true are three values.
         return any(type(found) is type(value) and bool(found == value) for value in self.values)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(one)
+    else:
+        yield value

@@ -103,10 +103,13 @@ def page_of(
     In the order of finishing, or (all rows or acked ones, without a period) in that of archiving,
     which is nearly the same. Two short queries at most, four on SQLite. `columns`: the fields to
     read. Raises InvalidMessage for a cursor that is not of this selection's pages, and for a search
-    for an argument without a period, or for a secret one.
+    for an argument or a key prefix without a period, or for a secret argument.
     """
-    if selection.argument and not (selection.since or selection.until):
-        raise InvalidMessage("A search for an argument needs a period. Choose one.")
+    reads_rows = selection.argument or selection.key_prefix
+    if reads_rows and not (selection.since or selection.until):
+        raise InvalidMessage(
+            "A search for an argument or the beginning of a key needs a period. Choose one."
+        )
     if selection.argument:
         check_search(selection.argument, selection.task)
     kind = _kind(selection)

@@ -49,6 +49,8 @@ class Selection(
     """32 hexadecimal digits."""
     key: str = ""
     """Business key: in the topic, else in every declared one."""
+    key_prefix: str = ""
+    """The first characters of the key. The search needs a period: no index has them."""
     ids: tuple[int, ...] = ()
     """Ids of rows, 1,000 at most."""
     topics: tuple[str, ...] | None = None
@@ -67,8 +69,8 @@ class Selection(
             )
         if self.message_id:
             parse_id(self.message_id)
-        if self.key:
-            check_key(self.key)
+        for key in filter(None, (self.key, self.key_prefix)):
+            check_key(key)
 
     @property
     def is_everything(self) -> bool:
@@ -107,6 +109,8 @@ class Selection(
         if self.key:
             topics = [self.topic] if self.topic else sorted(registry.known_topics())
             rows = rows.filter(message_id__in=[key_id(topic, self.key).hex() for topic in topics])
+        if self.key_prefix:
+            rows = rows.filter(key__startswith=self.key_prefix)
         return rows.filter(pk__in=self.ids) if self.ids else rows
 
     def encode(self) -> str:
@@ -132,6 +136,7 @@ class Selection(
             "task": self.task,
             "error": self.error and (self.error.removeprefix("=") or "none"),
             "key": self.key,
+            "key prefix": self.key_prefix,
             "id": self.message_id,
         }
         words += [f"{name} {value}" for name, value in named.items() if value]

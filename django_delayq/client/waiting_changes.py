@@ -10,22 +10,38 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.dispatch import Signal
+from msgspec import MsgspecError
 
 from ..archive.endings import find_end
-from ..core.exceptions import UndecodableMessage
-from ..core.message import Final, Found, Message, Record, State, decode_body, stamp_us_of
+from ..archive.row_arguments import read_arguments
+from ..core.chunks import chunked_by_weight
+from ..core.exceptions import InvalidMessage, MessageChanged, UndecodableMessage
+from ..core.message import (
+    Final,
+    Found,
+    Message,
+    Record,
+    State,
+    decode_body,
+    stamp_us_of,
+    without_stamp,
+)
 from ..core.present import readable
 from ..core.signals import Event, cancelled, report, rescheduled
 from ..core.times import When
 from ..models import BulkMessage, OutboxMessage, OutboxStatus
-from ..outbox import lookup, postponed
+from ..outbox import lookup, outbox, postponed
 from ..store import get_store
 from ..store.keys import Partition
 from ..store.queries import Life
+from ..tasks.argument_edit import ArgumentEdit, digest
+from ..tasks.arguments import Arguments
+from ..tasks.builder import edited
 from ..tasks.naming import shown
 from ..tasks.options import ChangeOptions
 from . import changes
@@ -38,6 +54,9 @@ CHANGED = "changed meanwhile"
 KEY_LIVE = "key live"
 UNDECODABLE = "undecodable"
 UNSETTLED = "Redis has yet to hear of a change"
+REFUSED = "arguments refused"
+#: Bytes of records in one call of Redis.
+CHUNK = 2_000_000
 
 _AT_ONCE = ChangeOptions(missing_ok=True, after_commit=False, on_redis_error="raise")
 
@@ -52,9 +71,6 @@ class InRedis(NamedTuple):
 
 class WaitingBatch:
     """Up to 500 messages, and what becomes of each. This class only looks."""
-
-    #: Whether the due time has to be the one that was found.
-    moves_due = False
 
     def __init__(
         self,
@@ -127,6 +143,14 @@ class WaitingBatch:
         """Of a message that is not live: whether the process before may have changed it."""
         return False
 
+    def has_changed(self, message: BulkMessage, found: Found) -> bool:
+        """Of a live message: whether the process before has changed it."""
+        return False
+
+    def is_as_listed(self, message: BulkMessage, found: Found) -> bool:
+        """Whether it still is what was written down."""
+        return True
+
     def changed(self) -> list[BulkMessage]:
         """The messages that are changed, or would be."""
         return [message for message in self.messages if message.pk not in self.skipped]
@@ -138,20 +162,16 @@ class WaitingBatch:
             group.append(member)
 
     def _why_not(self, message: BulkMessage, found: Found, live: Message) -> str:
+        if self.in_doubt and self.has_changed(message, found):
+            return ""
         if found.state == State.LEASED:
-            was_shifted = self.moves_due and self.in_doubt and self.is_done(message)
-            return "" if was_shifted else STARTED
+            return STARTED
         try:
             record = Record.decode(found.record)
             decode_body(record.flags, record.body, found.id)
         except UndecodableMessage:
             return UNDECODABLE
-        if self.moves_due:
-            if found.due_at_ms == message.to_due_at_ms and self.in_doubt:
-                return ""
-            if found.due_at_ms != message.due_at_ms:
-                return CHANGED
-        return "" if self._fits(live) else CHANGED
+        return "" if self.is_as_listed(message, found) and self._fits(live) else CHANGED
 
     def _by_partition(self) -> dict[Partition, list[InRedis]]:
         grouped: dict[Partition, list[InRedis]] = defaultdict(list)
@@ -235,8 +255,6 @@ class Cancelling(WaitingBatch):
 class Shifting(WaitingBatch):
     """Gives each its new due time."""
 
-    moves_due = True
-
     def change_in_redis(self) -> None:
         """Give what waits in Redis its due time."""
         for partition, ones in self._by_partition().items():
@@ -276,6 +294,122 @@ class Shifting(WaitingBatch):
     def is_done(self, message: BulkMessage) -> bool:
         """It cannot run before it is due: so one that was to be due by now was shifted."""
         return message.to_due_at_ms <= get_store().now_us() // 1000 < message.due_at_ms
+
+    def has_changed(self, message: BulkMessage, found: Found) -> bool:
+        """Whether it has its new due time, or runs because it had."""
+        if found.state == State.LEASED:
+            return self.is_done(message)
+        return found.due_at_ms == message.to_due_at_ms
+
+    def is_as_listed(self, message: BulkMessage, found: Found) -> bool:
+        """Whether it has the due time that was found."""
+        return found.due_at_ms == message.due_at_ms
+
+
+class Editing(WaitingBatch):
+    """Gives each the arguments that were written down for it, as a digest."""
+
+    def __init__(
+        self,
+        messages: Sequence[BulkMessage],
+        fits: Callable[[Message], bool],
+        edit: ArgumentEdit,
+        *,
+        in_doubt: bool = False,
+    ) -> None:
+        super().__init__(messages, fits, in_doubt=in_doubt)
+        self._edit = edit
+        self._after: dict[int, bytes] = {}
+        """The record to be of each message, by the primary key."""
+
+    def look(self) -> None:
+        """Also make the new records."""
+        super().look()
+        waiting = [(message, found.record) for message, _, found in self.in_redis]
+        waiting += [(message, outbox.record_of(row)) for message, row in self.in_outbox]
+        for message, record in waiting:
+            try:
+                self._after[message.pk] = self._record_after(message, record)
+            except MessageChanged:
+                self.skipped[message.pk] = CHANGED
+            except InvalidMessage:
+                self.skipped[message.pk] = REFUSED
+        for message in self.alone:
+            # Until the relay has brought both together nobody can tell what is to be edited.
+            if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
+                self.skipped[message.pk] = UNSETTLED
+        self.alone = [message for message in self.alone if message.pk not in self.skipped]
+        self.in_redis = [one for one in self.in_redis if one.message.pk not in self.skipped]
+        self.in_outbox = [one for one in self.in_outbox if one[0].pk not in self.skipped]
+
+    def change_in_redis(self) -> None:
+        """Edit what waits in Redis."""
+        why = {"RUNNING": STARTED, "NOT_FOUND": ENDED, "CHANGED": CHANGED}
+        for partition, ones in self._by_partition().items():
+            for chunk in chunked_by_weight(ones, self._size, CHUNK):
+                edits = [(o.found.id, o.found.record, self._after[o.message.pk]) for o in chunk]
+                words = get_store().edit_many(partition, edits)
+                for one, word in zip(chunk, words, strict=True):
+                    if word != "OK":
+                        self.skipped[one.message.pk] = why[word]
+
+    def change_rows(self) -> None:
+        """Edit the rows too."""
+        rows = [(self._after[message.pk], row) for message, row in self._lock_rows()]
+        by_place = {(message.topic, message.message_id): message.pk for message in self.messages}
+        rows += [
+            (self._after[by_place[row.topic, row.message_id]], row) for row in self._rows_in_redis()
+        ]
+        for record, row in rows:
+            row.record = without_stamp(record)
+        OutboxMessage.objects.bulk_update([row for _, row in rows], ["record"], batch_size=20)
+        for message in self.alone:
+            change = partial(self._record_after, message)
+            try:
+                if not lookup.edit(message.topic, message.message_id.bytes, change):
+                    done = self.in_doubt and self.is_done(message)
+                    self.skipped.update({} if done else {message.pk: ENDED})
+            except (MessageChanged, InvalidMessage, UndecodableMessage):
+                self.skipped[message.pk] = CHANGED
+
+    def is_done(self, message: BulkMessage) -> bool:
+        """Whether it has ended with its new arguments."""
+        end = find_end(message.topic, message.message_id.bytes, message.enqueued_at_us)
+        if end is None:
+            return False
+        try:
+            found = read_arguments(end.row.message_id, end.row.body)
+        except (MsgspecError, UnicodeError):
+            return False
+        return digest(found.arguments) == message.digest
+
+    def has_changed(self, message: BulkMessage, found: Found) -> bool:
+        """Whether it has its new arguments."""
+        try:
+            return digest(_arguments_of(found.record, found.id)) == message.digest
+        except UndecodableMessage:
+            return False
+
+    def _record_after(self, message: BulkMessage, record: bytes) -> bytes:
+        """Raises MessageChanged when it is not what was written down, and InvalidMessage."""
+        identity = message.message_id.bytes
+        before = _arguments_of(record, identity)
+        if self.in_doubt and digest(before) == message.digest:
+            return record
+        after = self._edit.edited(message.topic, before)
+        if after is None or digest(after) != message.digest:
+            raise MessageChanged
+        args, kwargs = after
+        return edited(record, identity, args, kwargs)
+
+    def _size(self, one: InRedis) -> int:
+        return len(one.found.record) + len(self._after[one.message.pk])
+
+
+def _arguments_of(record: bytes, identity: bytes) -> Arguments:
+    decoded = Record.decode(record)
+    body = decode_body(decoded.flags, decoded.body, identity)
+    return body.args, body.kwargs
 
 
 class Moving(WaitingBatch):

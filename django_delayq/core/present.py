@@ -158,7 +158,7 @@ def _words() -> frozenset[str]:
         gettext_noop("move"),
         gettext_noop("archive again"), gettext_noop("erase"),
         gettext_noop("create token"), gettext_noop("revoke token"),
-        gettext_noop("move store"), gettext_noop("mark"),
+        gettext_noop("move store"), gettext_noop("mark"), gettext_noop("download"),
         # Why a row is skipped.
         gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
         gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),
@@ -167,6 +167,8 @@ def _words() -> frozenset[str]:
         gettext_noop("redacted"), gettext_noop("undecryptable"),
         gettext_noop("arguments refused"),
         gettext_noop("started"), gettext_noop("ended"), gettext_noop("changed meanwhile"),
+        gettext_noop("nothing to edit"), gettext_noop("has it already"),
+        gettext_noop("not permitted"),
         gettext_noop("due already"), gettext_noop("more than ten years ahead"),
         gettext_noop("Redis has yet to hear of a change"),
     })  # fmt: skip

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from ..archive.selection import Rows, Selection
 from ..core.present import counted, on_one_line
 from ..models import Final
-from ..operators.replay import Replayed, preview_replay
+from ..operators.replay import Preview, Replayed
 from ..worker.process.runner import ExitCode
 from .cli import (
     Answer,
@@ -37,6 +37,10 @@ class SelectingVerb(Verb):
     """Replays the rows, or discards them: the call of operators/replay.py, as a static method."""
     passed: ClassVar[Sequence[str]]
     """The options that it takes."""
+    foresee: ClassVar[Callable[..., Preview]]
+    """Its dry run, as a static method."""
+    foreseen: ClassVar[Sequence[str]]
+    """The options that the dry run takes."""
     reason_required = False
     replayed: Replayed | None = None
 
@@ -64,7 +68,9 @@ class SelectingVerb(Verb):
             help="at most this many messages, the oldest first",
         )
         parser.add_argument(
-            "--dry-run", action="store_true", help="say how many and show ten; change nothing"
+            "--dry-run",
+            action="store_true",
+            help="make all checks, say how many and show ten; change nothing",
         )
         add_record(parser, reason=self.reason_required)
 
@@ -72,7 +78,7 @@ class SelectingVerb(Verb):
         """Change the selection, or show it."""
         rows = selected(options)
         if options["dry_run"]:
-            found = preview_replay(rows, force=options.get("force", False), limit=options["limit"])
+            found = self.foresee(rows, **{name: options[name] for name in self.foreseen})
             summary = self._summary(found.count, found.skipped)
             lines = [f"would have {summary}; nothing was changed"]
             for row in found.first:

@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                     ("discard_message", "Can discard dead letters"),
                     ("pause_topic", "Can pause and resume topics and workers"),
                     ("bulk_operate", "Can do things to many messages at once"),
+                    ("download_messages", "Can download lists of messages as CSV"),
                     ("manage_tokens", "Can make and revoke tokens of the HTTP API"),
                 ],
                 "managed": False,
@@ -117,6 +118,7 @@ class Migration(migrations.Migration):
                 ("drain_rate", models.FloatField(null=True, verbose_name="drain rate")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "forecast",
                 "verbose_name_plural": "forecasts",
             },
@@ -184,6 +186,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "archived message",
                 "verbose_name_plural": "archived messages",
                 "indexes": [
@@ -218,6 +221,7 @@ class Migration(migrations.Migration):
                             ("shift", "Shift"),
                             ("run now", "Run Now"),
                             ("move", "Move"),
+                            ("edit", "Edit"),
                         ],
                         max_length=10,
                         verbose_name="kind",
@@ -260,6 +264,7 @@ class Migration(migrations.Migration):
                 ("finished_at", models.DateTimeField(null=True, verbose_name="finished at")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "bulk operation",
                 "verbose_name_plural": "bulk operations",
                 "indexes": [models.Index(fields=["status", "id"], name="delayq_bulk_status")],
@@ -284,6 +289,7 @@ class Migration(migrations.Migration):
                 ("key", models.CharField(blank=True, max_length=256, verbose_name="key")),
                 ("due_at_ms", models.BigIntegerField(verbose_name="due at")),
                 ("to_due_at_ms", models.BigIntegerField(verbose_name="new due time")),
+                ("digest", models.CharField(blank=True, max_length=64, verbose_name="digest")),
                 (
                     "skipped",
                     models.CharField(blank=True, max_length=40, verbose_name="skipped"),
@@ -350,6 +356,7 @@ class Migration(migrations.Migration):
                 ("changed_at", models.DateTimeField(auto_now=True, verbose_name="changed at")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "batch of a lake",
                 "verbose_name_plural": "batches of lakes",
                 "constraints": [
@@ -390,6 +397,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "operator action",
                 "verbose_name_plural": "operator actions",
             },
@@ -429,6 +437,7 @@ class Migration(migrations.Migration):
                 ("revoked_at", models.DateTimeField(null=True, verbose_name="revoked at")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "API token",
                 "verbose_name_plural": "API tokens",
             },
@@ -452,6 +461,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "recurring task",
                 "verbose_name_plural": "recurring tasks",
             },
@@ -494,6 +504,7 @@ class Migration(migrations.Migration):
                 ("relay_at_ms", models.BigIntegerField(verbose_name="relay at")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "outbox message",
                 "verbose_name_plural": "outbox messages",
                 "indexes": [
@@ -534,6 +545,7 @@ class Migration(migrations.Migration):
                 ("errors", models.TextField(default="{}", verbose_name="errors")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "day of a task",
                 "verbose_name_plural": "days of tasks",
                 "constraints": [
@@ -568,6 +580,7 @@ class Migration(migrations.Migration):
                 ("topic", models.CharField(max_length=64, verbose_name="topic")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "hour of a topic",
                 "verbose_name_plural": "hours of topics",
                 "constraints": [
@@ -594,6 +607,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True, verbose_name="created at")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "unarchivable entry",
                 "verbose_name_plural": "unarchivable entries",
                 "constraints": [
@@ -634,6 +648,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "count of a forecast",
                 "verbose_name_plural": "counts of a forecast",
                 "constraints": [
@@ -665,6 +680,7 @@ class Migration(migrations.Migration):
                 ("ended_at", models.DateTimeField(null=True)),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "alert",
                 "verbose_name_plural": "alerts",
             },
@@ -683,6 +699,7 @@ class Migration(migrations.Migration):
                 ("kinds", models.TextField(default="{}")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "audit",
                 "verbose_name_plural": "audits",
             },
@@ -712,6 +729,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "message of an alert",
                 "verbose_name_plural": "messages of alerts",
             },

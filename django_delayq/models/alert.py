@@ -38,6 +38,7 @@ class Alert(models.Model):
     class Meta:
         verbose_name = _("alert")
         verbose_name_plural = _("alerts")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.rule} {self.topic}".strip()
@@ -63,6 +64,7 @@ class AlertDelivery(models.Model):
     class Meta:
         verbose_name = _("message of an alert")
         verbose_name_plural = _("messages of alerts")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.alert} {self.event}: {self.target}"

@@ -51,6 +51,7 @@ class ApiToken(models.Model):
     class Meta:
         verbose_name = _("API token")
         verbose_name_plural = _("API tokens")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.name} ({self.public_id})"

@@ -76,6 +76,7 @@ class ArchivedMessage(models.Model):
     class Meta:
         verbose_name = _("archived message")
         verbose_name_plural = _("archived messages")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(
                 fields=["message_id", "enqueued_at"], name="delayq_archive_life"
@@ -132,6 +133,7 @@ class UnarchivableEntry(models.Model):
     class Meta:
         verbose_name = _("unarchivable entry")
         verbose_name_plural = _("unarchivable entries")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(
                 fields=["topic", "partition", "entry"], name="delayq_unarchivable_entry"

@@ -22,6 +22,7 @@ class AuditRun(models.Model):
     class Meta:
         verbose_name = _("audit")
         verbose_name_plural = _("audits")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"audit {self.pk}: {self.findings} findings"

@@ -36,6 +36,7 @@ class Figures(models.Model):
     computed_at = models.DateTimeField(_("computed at"), auto_now=True)
 
     class Meta:
+        default_permissions = ()
         abstract = True
 
 
@@ -50,6 +51,7 @@ class TopicHour(Figures):
     class Meta:
         verbose_name = _("hour of a topic")
         verbose_name_plural = _("hours of topics")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["hour", "topic"], name="delayq_topic_hour")]
 
     def __str__(self) -> str:
@@ -71,6 +73,7 @@ class TaskDay(Figures):
     class Meta:
         verbose_name = _("day of a task")
         verbose_name_plural = _("days of tasks")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(fields=["day", "topic", "task"], name="delayq_task_day")
         ]

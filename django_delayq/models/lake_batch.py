@@ -52,6 +52,7 @@ class LakeBatch(models.Model):
     class Meta:
         verbose_name = _("batch of a lake")
         verbose_name_plural = _("batches of lakes")
+        default_permissions = ()
         constraints = [models.UniqueConstraint(fields=["lake", "lo"], name="delayq_lake_batch")]
 
     def __str__(self) -> str:
@@ -77,6 +78,7 @@ class Forecast(models.Model):
     class Meta:
         verbose_name = _("forecast")
         verbose_name_plural = _("forecasts")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.taken_at:%Y-%m-%d %H:%M}"
@@ -110,6 +112,7 @@ class ForecastCount(models.Model):
     class Meta:
         verbose_name = _("count of a forecast")
         verbose_name_plural = _("counts of a forecast")
+        default_permissions = ()
         constraints = [
             models.UniqueConstraint(
                 fields=["forecast", "unit", "at", "topic"], name="delayq_forecast_count"

@@ -30,11 +30,13 @@ class BulkKind(models.TextChoices):
     RUN_NOW = "run now"
     MOVE = "move"
     """To another topic."""
+    EDIT = "edit"
+    """Another value of one argument."""
 
     @property
     def is_of_waiting(self) -> bool:
         """Whether it is about waiting messages that a WaitingSelection names."""
-        return self in (BulkKind.CANCEL, BulkKind.SHIFT, BulkKind.RUN_NOW, BulkKind.MOVE)
+        return self not in (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
 
 
 class BulkStatus(models.TextChoices):
@@ -65,8 +67,8 @@ class BulkOperation(models.Model):
     place."""
     options = models.TextField(_("options"), default="{}")
     """JSON: delay (seconds), rate (messages per second), began_ms (from when on the rate counts);
-    by (seconds) of a shift, to (a topic) of a move, and asked (a hash of the filters as they
-    were typed)."""
+    by (seconds) of a shift, to (a topic) of a move, edit (an ArgumentEdit), and asked (a hash of
+    the filters as they were typed)."""
     in_place = models.BooleanField(_("in place"), default=False)
     """Whether the process that ordered it also runs it: then no worker takes it over."""
     token = models.UUIDField(_("token"), null=True)
@@ -106,6 +108,7 @@ class BulkOperation(models.Model):
     class Meta:
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
+        default_permissions = ()
         indexes = [models.Index(fields=["status", "id"], name="delayq_bulk_status")]
         constraints = [
             models.UniqueConstraint(fields=["token", "dry_run"], name="delayq_bulk_token")
@@ -135,6 +138,8 @@ class BulkMessage(models.Model):
     """When it was due."""
     to_due_at_ms = models.BigIntegerField(_("new due time"))
     """When it is to be due. The same for an operation that leaves it."""
+    digest = models.CharField(_("digest"), max_length=64, blank=True)
+    """Of the arguments that it is to have after an edit."""
     skipped = models.CharField(_("skipped"), max_length=40, blank=True)
     """Why it was left as it is; empty for a message that was changed, or has yet to be."""
 
@@ -201,6 +206,7 @@ class OperatorAction(models.Model):
     class Meta:
         verbose_name = _("operator action")
         verbose_name_plural = _("operator actions")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.action} by {self.operator}: {self.count}"
@@ -262,6 +268,7 @@ class Dashboard(models.Model):
             ("discard_message", "Can discard dead letters"),
             ("pause_topic", "Can pause and resume topics and workers"),
             ("bulk_operate", "Can do things to many messages at once"),
+            ("download_messages", "Can download lists of messages as CSV"),
             ("manage_tokens", "Can make and revoke tokens of the HTTP API"),
         ]
 

@@ -65,6 +65,7 @@ class OutboxMessage(models.Model):
     class Meta:
         verbose_name = _("outbox message")
         verbose_name_plural = _("outbox messages")
+        default_permissions = ()
         indexes = [
             models.Index(fields=["status", "relay_at_ms"], name="delayq_outbox_relay"),
             models.Index(fields=["status", "id"], name="delayq_outbox_status"),

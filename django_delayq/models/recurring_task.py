@@ -32,6 +32,7 @@ class RecurringTask(models.Model):
     class Meta:
         verbose_name = _("recurring task")
         verbose_name_plural = _("recurring tasks")
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"{self.task}: {self.rule}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -18,18 +19,22 @@ from django.utils import timezone
 from ..archive.selection import Rows, Selection, newest_id
 from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
+from ..core.message import Message
 from ..models import ArchivedMessage, BulkKind, BulkOperation, BulkStatus, OperatorAction
 from ..outbox.existing import check_existing
-from ..outbox.listing import count_outbox
-from .bulk_run import PERMISSIONS, decoded, order
+from ..outbox.listing import CAP, count_outbox
+from ..tasks.argument_edit import ArgumentEdit
+from .bulk_run import PERMISSIONS, decoded, edit_of, needed_for, order, stored_options
 from .operations import User, check_reason, clean, require
 from .topic_permission import Topics, options_of_order, permitted_topics
-from .waiting_selection import WaitingSelection
+from .waiting_selection import WaitingSelection, waiting_messages
 
 #: What is done to dead letters, or to all that waits in a topic. For others see waiting_orders.py.
 DEAD_LETTER_KINDS = (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
-#: Messages are counted up to this number. For more, the operator has to type a word.
+#: For more messages the operator has to type a word.
 MANY = 10_000
+#: Dead letters are counted up to this number before the order. A dry run counts all.
+COUNTED = 100_000
 #: The word to type when the operation is about more than one topic.
 ALL_TOPICS = "everything"
 SAMPLE = 5
@@ -53,9 +58,13 @@ class BulkPreview:
     """What a bulk operation would be about, as of now."""
 
     count: int
-    """Messages, counted up to MANY."""
-    sample: Sequence[ArchivedMessage]
-    """The newest few, without their bodies; none for a purge."""
+    """Messages. Dead letters are counted up to COUNTED, the outbox up to outbox.listing.CAP."""
+    is_partial: bool
+    """Whether there may be more."""
+    sample: Sequence[ArchivedMessage] = ()
+    """The newest few dead letters, without their bodies."""
+    waiting: Sequence[Message] = ()
+    """Of a purge, the few that are due first."""
     word: str
     """What has to be typed to confirm it, because there are more than MANY; else empty."""
 
@@ -63,19 +72,23 @@ class BulkPreview:
 def preview(kind: str, selection: Selection, topics: Topics = None) -> BulkPreview:
     """Count the messages, and read the newest; only of these topics. The cost has a bound. Raises
     UnknownTopic and StoreUnavailable for a purge."""
-    sample: Sequence[ArchivedMessage] = []
     if BulkKind(kind) is BulkKind.PURGE:
-        stats = topic_stats(selection.topic)
-        # All that wait in Redis, and of the outbox up to outbox.listing.CAP.
-        count = stats.delayed + stats.backlog + count_outbox(selection.topic)
-    else:
-        seen = None if topics is None else tuple(topics)
-        rows = selected_dead_letters(selection.narrowed(topics=seen))
-        count = rows.order_by()[: MANY + 1].count()
-        sample = list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else []
+        stats, outbox = topic_stats(selection.topic), count_outbox(selection.topic)
+        count = stats.delayed + stats.backlog + outbox
+        first = waiting_messages(WaitingSelection(topic=selection.topic))
+        return BulkPreview(
+            count=count,
+            is_partial=outbox >= CAP,
+            waiting=list(islice(first, SAMPLE)),
+            word=selection.topic if count > MANY else "",
+        )
+    seen = None if topics is None else tuple(topics)
+    rows = selected_dead_letters(selection.narrowed(topics=seen))
+    count = rows.order_by()[: COUNTED + 1].count()
     return BulkPreview(
-        count=min(count, MANY),
-        sample=sample,
+        count=min(count, COUNTED),
+        is_partial=count > COUNTED,
+        sample=list(rows.order_by("-finished_at").only(*_SHOWN)[:SAMPLE]) if count else [],
         word=(selection.topic or ALL_TOPICS) if count > MANY else "",
     )
 
@@ -124,30 +137,44 @@ def start(  # noqa: PLR0913 - keyword-only, and an operator may give each of the
     dry_run: bool = False,
     delay: float = 0,
     rate: float | None = None,
+    edit: ArgumentEdit | None = None,
     token: UUID | None = None,
 ) -> BulkOperation:
     """Store an operation; a worker that archives takes it up within seconds.
 
     replay and discard: dead letters among the selection, as of now. purge: what waits in the
     selection's topic. `delay` (seconds) and `rate` (messages per second) are those of replay().
+    `edit`: what becomes of one argument of the replayed messages; it is about those of its task.
     With a `token` the same order, or a dry run of it, is stored once, and returned when it comes
     again. Raises NotPermitted or InvalidMessage.
     """
     if kind in BulkKind.values:
-        require(user, "bulk_operate", PERMISSIONS[BulkKind(kind)], topic=selection.topic)
+        require(user, *needed_for(kind, edits=edit is not None), topic=selection.topic)
     check_order(kind, selection, delay, rate)
+    if edit is not None:
+        if kind != BulkKind.REPLAY or selection.task not in ("", edit.task):
+            raise InvalidMessage("An edit is for a replay of messages of its task.")
+        selection = selection.narrowed(task=edit.task)
     if not dry_run:
         check_reason(reason)
     operation = BulkOperation(
         kind=kind,
         dry_run=dry_run,
         selection=selection.encode(),
-        options=json.dumps({"delay": delay, "rate": rate, **options_of_order(user)}),
+        options=stored_options(
+            {
+                "delay": delay,
+                "rate": rate,
+                **({"edit": edit.encode()} if edit else {}),
+                **options_of_order(user),
+            }
+        ),
         cutoff=newest_id(),
         token=token,
     )
     others = selection.narrowed(topic="")
     words = "" if selection.topic and others.is_everything else others.in_words()
+    words = ", ".join(filter(None, (words, edit.in_words() if edit else "")))
     return order_once(operation, user, reason, topic=selection.topic, selection=words)
 
 
@@ -172,7 +199,7 @@ def order_once(operation: BulkOperation, user: User, reason: str, **fields: Any)
 
 def _ordered(operation: BulkOperation) -> tuple[Any, ...]:
     options = json.loads(operation.options)
-    named = [options.get(name) for name in ("delay", "rate", "by", "to")]
+    named = [options.get(name) for name in ("delay", "rate", "by", "to", "edit")]
     return operation.kind, operation.selection, operation.reason, *named
 
 
@@ -252,6 +279,8 @@ class Progress:
     """delay, rate, by and to, when they were given."""
     words: str
     """The selection in words."""
+    edit: ArgumentEdit | None
+    """What becomes of one argument, as far as this version knows it."""
 
 
 def progress(operation: BulkOperation) -> Progress:
@@ -274,7 +303,10 @@ def progress(operation: BulkOperation) -> Progress:
     rate = done / took if took and done and not operation.dry_run else None
     waits_since = max(operation.created_at, operation.alive_at or operation.created_at)
     runs = status is BulkStatus.RUNNING
-    words = operation.selection
+    words, options = operation.selection, decoded(operation.options)
+    edit = None
+    with suppress(InvalidMessage):
+        edit = edit_of(options)
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
         words = (WaitingSelection if is_of_waiting else Selection).decode(words).in_words()
     return Progress(
@@ -293,8 +325,9 @@ def progress(operation: BulkOperation) -> Progress:
         left=(total - done) / rate if runs and rate and total is not None else None,
         options={
             name: value
-            for name, value in decoded(operation.options).items()
+            for name, value in options.items()
             if value and name in ("delay", "rate", "by", "to")
         },
         words=words,
+        edit=edit,
     )

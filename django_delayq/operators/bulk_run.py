@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -37,6 +38,7 @@ from ..models import (
     OutboxStatus,
 )
 from ..outbox.existing import check_existing
+from ..tasks.argument_edit import ArgumentEdit
 from .replayer import Edit, Replayer
 from .topic_permission import topics_of_order
 from .walk import PAGE, Walk
@@ -50,9 +52,12 @@ PERMISSIONS = {
     BulkKind.SHIFT: "cancel_message",
     BulkKind.RUN_NOW: "cancel_message",
     BulkKind.MOVE: "cancel_message",
+    BulkKind.EDIT: "edit_message",
 }
 #: Dead letters that the list of an operation has at most. The figures count all.
 MOST_LISTED = 100_000
+#: Rows of a dry run whose ids it remembers.
+FIRST = 10
 #: How long the list of an operation is kept after its end.
 KEPT = timedelta(days=30)
 #: Seconds that a purge waits for the archiver before it looks again.
@@ -212,6 +217,17 @@ class BulkRun:
             )
 
 
+def needed_for(kind: str, *, edits: bool = False) -> tuple[str, ...]:
+    """The permissions for an operation of this kind. `edits`: with an ArgumentEdit."""
+    more = ("edit_message", "view_payload") if edits or kind == BulkKind.EDIT else ()
+    return tuple(dict.fromkeys(("bulk_operate", PERMISSIONS[BulkKind(kind)], *more)))
+
+
+def edit_of(options: Mapping[str, Any]) -> ArgumentEdit | None:
+    """The edit that the options of an operation have. Raises InvalidMessage."""
+    return ArgumentEdit.decode(options["edit"]) if options.get("edit") else None
+
+
 # Ways to run an operation
 
 
@@ -237,7 +253,7 @@ def run_stored(run: BulkRun) -> None:
         run.counted(total)
     walk = Walk(rows, after=operation.position, last=operation.cutoff)
     walk.on_page = run.write
-    _change_all(run, walk, run.rest)
+    _change_all(run, walk, run.rest, edit_of(decoded(operation.options)))
 
 
 def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
@@ -248,7 +264,7 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
     reason: str,
     delay_ms: int = 0,
     rate: float | None = None,
-    edit: Edit | None = None,
+    edit: Edit | ArgumentEdit | None = None,
     force: bool = False,
     limit: int | None = None,
     progress: Callable[[Replayed], object] | None = None,
@@ -262,6 +278,7 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
     walk = Walk(rows, force=force, limit=limit)
     if not fields:
         words = [_in_words(rows), "force" if force else "", f"limit {limit:,}" if limit else ""]
+        words += [edit.in_words()] if isinstance(edit, ArgumentEdit) else []
         fields = {"selection": ", ".join(filter(None, words))}
     operation = BulkOperation(
         kind=kind,
@@ -290,6 +307,24 @@ def run_in_place(  # noqa: PLR0913 - keyword-only: the options of both kinds
         raise
     action.refresh_from_db(using=run.alias, fields=["finished_at"])
     return so_far()
+
+
+def foresee_in_place(
+    kind: str,
+    walk: Walk,
+    *,
+    edit: Edit | ArgumentEdit | None = None,
+    progress: Callable[[], object] = lambda: None,
+) -> None:
+    """A dry run on the rows of this walk, which counts. It leaves nothing behind."""
+    operation = BulkOperation(kind=kind, dry_run=True, cutoff=walk.last, **_begun_here())
+    order(operation, "", "")
+    run = BulkRun(operation)
+    walk.on_page = run.write
+    try:
+        _change_all(run, walk, progress, edit)
+    finally:
+        operation.delete(using=run.alias)
 
 
 def purge_in_place(topic: str, reason: str) -> int:
@@ -342,7 +377,7 @@ def _change_all(
     run: BulkRun,
     walk: Walk,
     after_batch: Callable[[], object],
-    edit: Edit | None = None,
+    edit: Edit | ArgumentEdit | None = None,
 ) -> None:
     """Change every batch in a transaction of its own, which also counts it in the operation."""
     change: Callable[[Sequence[Any]], int] = len if run.operation.dry_run else walk.discard
@@ -352,7 +387,7 @@ def _change_all(
         # A rate goes on from when the first worker began.
         replayer.began_ms = int(options.setdefault("began_ms", replayer.began_ms))
         replayer.sent_before = run.operation.count
-        run.write(options=json.dumps(options))
+        run.write(options=stored_options(options))
         change = replayer.foresee if run.operation.dry_run else replayer.send
     after_batch()
     for pks in walk.batches():
@@ -362,6 +397,9 @@ def _change_all(
             run.write()
             rows = walk.lock(pks)
             count = change(rows)
+            if room := FIRST - len(walk.first):
+                changed = (row.pk for row in rows if row.pk not in walk.left_out)
+                walk.first += islice(changed, room)
             if not run.operation.in_place:
                 run.list_rows(rows, walk.left_out)
             run.enter(count, walk.position, walk.skipped)
@@ -403,8 +441,9 @@ def permitted_selection(operation: BulkOperation) -> Selection:
     """The selection of an operation on dead letters, or of a purge, without the topics on which who
     ordered it may not do this now. Raises NotPermitted when nothing is left of it."""
     selection = Selection.decode(operation.selection)
-    needed = "bulk_operate", PERMISSIONS[BulkKind(operation.kind)]
-    topics = topics_of_order(decoded(operation.options), *needed)
+    options = decoded(operation.options)
+    needed = needed_for(operation.kind, edits="edit" in options)
+    topics = topics_of_order(options, *needed)
     if topics is None:
         return selection
     if not topics or (selection.topic and selection.topic not in topics):
@@ -413,6 +452,12 @@ def permitted_selection(operation: BulkOperation) -> Selection:
 
 
 # Words
+
+
+def stored_options(options: Mapping[str, Any]) -> str:
+    """The options of an operation, in which the texts of people stand as they are: somebody may
+    have to erase them."""
+    return json.dumps(options, ensure_ascii=False, separators=(",", ":"))
 
 
 def decoded(text: str) -> dict[str, Any]:

@@ -15,20 +15,29 @@ from itertools import product
 from django.db import transaction
 
 from ..client.moving import Mover
-from ..client.waiting_changes import Cancelling, Moving, Shifting, WaitingBatch
-from ..core.exceptions import NotPermitted
+from ..client.waiting_changes import (
+    REFUSED,
+    Cancelling,
+    Editing,
+    Moving,
+    Shifting,
+    WaitingBatch,
+)
+from ..core.exceptions import InvalidMessage, NotPermitted
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS, epoch_us
 from ..models import BulkKind, BulkMessage, BulkOperation
 from ..store.client import BATCH
+from ..tasks.argument_edit import NOTHING_TO_EDIT, ArgumentEdit, digest
 from ..tasks.registry import check_topic
-from .bulk_run import PERMISSIONS, BulkRun, decoded, forget_old_lists
+from .bulk_run import BulkRun, decoded, edit_of, forget_old_lists, needed_for
 from .topic_permission import Topics, topics_of_order
 from .waiting_selection import PLACES, WaitingSelection, pages
 
 #: Why a message of the list is not changed, as far as the list itself tells.
 DUE_ALREADY = "due already"
 TOO_FAR = "more than ten years ahead"
+SAME = "has it already"
 NOT_PERMITTED = "not permitted"
 
 
@@ -38,8 +47,8 @@ def run_waiting(run: BulkRun) -> None:
     operation = run.operation
     selection = WaitingSelection.decode(operation.selection)
     options = decoded(operation.options)
-    needed = "bulk_operate", PERMISSIONS[BulkKind(operation.kind)]
-    permitted = topics_of_order(options, *needed)
+    permitted = topics_of_order(options, *needed_for(operation.kind))
+    edit_of(options)  # the task may have changed meanwhile
     if operation.kind == BulkKind.MOVE:
         check_topic(options["to"])
     named = {selection.topic, options.get("to", "")} - {""}
@@ -65,7 +74,8 @@ def run_waiting(run: BulkRun) -> None:
 def _list_messages(run: BulkRun, selection: WaitingSelection, permitted: Topics) -> None:
     """Write down the messages that fit, page by page."""
     operation = run.operation
-    to = decoded(operation.options).get("to", "")
+    options = decoded(operation.options)
+    to, edit = options.get("to", ""), edit_of(options)
     order = {place: number for number, place in enumerate(PLACES)}
     at = decoded(operation.cursor)
     begun = (at["topic"], order[at["place"]]) if at else ("", 0)
@@ -76,7 +86,7 @@ def _list_messages(run: BulkRun, selection: WaitingSelection, permitted: Topics)
             continue
         for page in pages(selection, topic, place, at["after"] if here == begun else None):
             rows = [
-                _listed(operation, message)
+                _listed(operation, message, edit)
                 for message in page.messages
                 if epoch_us(message.enqueued_at) <= operation.cutoff
             ]
@@ -90,7 +100,7 @@ def _list_messages(run: BulkRun, selection: WaitingSelection, permitted: Topics)
     run.counted(BulkMessage.objects.filter(operation=operation).count())
 
 
-def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
+def _listed(operation: BulkOperation, message: Message, edit: ArgumentEdit | None) -> BulkMessage:
     due_ms, now_ms = epoch_us(message.due_at) // 1000, -(-operation.cutoff // 1000)
     to_ms, skipped = due_ms, ""
     if operation.kind in (BulkKind.SHIFT, BulkKind.RUN_NOW):
@@ -101,6 +111,9 @@ def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
         else:
             to_ms = now_ms if operation.kind == BulkKind.RUN_NOW else max(due_ms + by_ms, now_ms)
             skipped = DUE_ALREADY if due_ms <= now_ms else ""
+    to_digest = ""
+    if edit is not None:
+        to_digest, skipped = _edited(edit, message)
     return BulkMessage(
         operation=operation,
         topic=message.topic,
@@ -110,8 +123,22 @@ def _listed(operation: BulkOperation, message: Message) -> BulkMessage:
         key=message.key or "",
         due_at_ms=due_ms,
         to_due_at_ms=due_ms if skipped else to_ms,
+        digest=to_digest,
         skipped=skipped,
     )
+
+
+def _edited(edit: ArgumentEdit, message: Message) -> tuple[str, str]:
+    """The digest of the arguments to be, or why there is none."""
+    before = list(message.args), dict(message.kwargs)
+    try:
+        after = edit.edited(message.topic, before)
+    except InvalidMessage:
+        return "", REFUSED
+    if after is None:
+        return "", NOTHING_TO_EDIT
+    to_digest = digest(after)
+    return ("", SAME) if to_digest == digest(before) else (to_digest, "")
 
 
 # The batches
@@ -173,6 +200,8 @@ def _batch_of(
     if operation.kind == BulkKind.CANCEL:
         reason = operation.reason or "cancelled"
         return Cancelling(meant, selection.fits, reason, operation.cutoff, in_doubt=in_doubt)
+    if edit := edit_of(decoded(operation.options)):
+        return Editing(meant, selection.fits, edit, in_doubt=in_doubt)
     return Shifting(meant, selection.fits, in_doubt=in_doubt)
 
 

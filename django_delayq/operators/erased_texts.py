@@ -18,7 +18,7 @@ GAP = "[erased]"
 #: The columns in which operators write, or which quote what they chose.
 TEXTS: Mapping[type[Model], Sequence[str]] = {
     OperatorAction: ("selection", "reason"),
-    BulkOperation: ("selection", "reason", "error"),
+    BulkOperation: ("selection", "options", "reason", "error"),
     BulkMessage: ("key",),
     RecurringTask: ("pause_reason",),
 }
@@ -32,7 +32,8 @@ def gaps_of(person: Person) -> dict[str, str]:
         # As a Selection says it in words, and as JSON.
         gaps[f"{person.argument} = {written}"] = f"{person.argument} = {GAP}"
         named = f'"argument":{_json(person.argument)},"value":'
-        gaps[named + _json(written)] = named + _json(GAP)
+        for text in (_json(written), msgspec.json.encode(value).decode()):
+            gaps[named + text] = named + _json(GAP)
         if len(written) >= DISTINCT:
             gaps[written] = GAP
             gaps[_json(written)] = _json(GAP)

@@ -61,7 +61,7 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResu
     identity = parse_id(message_id)
     lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
     row = None if lives else archived_row(message_id)
-    return next(iter(lives.values())) if lives else _archived_hit(row) if row else None
+    return next(iter(lives.values())) if lives else archived_hit(row) if row else None
 
 
 def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResult]:
@@ -73,7 +73,7 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResul
     identities = {name: key_id(name, checked) for name in _topics(topic, redis)}
     lives = _lives(identities, redis)
     rows = _newest_rows([identity for name, identity in identities.items() if name not in lives])
-    return [*lives.values(), *map(_archived_hit, rows)]
+    return [*lives.values(), *map(archived_hit, rows)]
 
 
 def live(topic: str, message_id: str) -> LiveMessage | None:
@@ -134,7 +134,7 @@ def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResu
     )
     kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
     found = get_store().find_many(identities.items()) if redis else ()
-    there = {partition.topic: _live_hit(shown(partition, record)) for partition, record in found}
+    there = {partition.topic: live_hit(shown(partition, record)) for partition, record in found}
     hits = {topic: there.get(topic) or _kept_hit(kept.get(topic), redis) for topic in identities}
     return {topic: hit for topic, hit in hits.items() if hit}
 
@@ -146,7 +146,7 @@ def _kept_hit(row: OutboxMessage | None, redis: bool) -> SearchResult | None:
     if row.status == OutboxStatus.SENT:
         # It has ended and is not archived yet, or Redis has lost it.
         found = live(row.topic, row.message_id.hex) if redis else None
-        return _live_hit(found.message) if found else None
+        return live_hit(found.message) if found else None
     is_due = row.due_at_ms <= get_store().now_us() // 1000
     return SearchResult(
         topic=row.topic,
@@ -158,7 +158,8 @@ def _kept_hit(row: OutboxMessage | None, redis: bool) -> SearchResult | None:
     )
 
 
-def _live_hit(message: Message) -> SearchResult:
+def live_hit(message: Message) -> SearchResult:
+    """Of a message that waits or runs."""
     return SearchResult(
         topic=message.topic,
         message_id=message.id,
@@ -169,7 +170,8 @@ def _live_hit(message: Message) -> SearchResult:
     )
 
 
-def _archived_hit(row: ArchivedMessage) -> SearchResult:
+def archived_hit(row: ArchivedMessage) -> SearchResult:
+    """Of a message that has ended."""
     return SearchResult(
         topic=row.topic,
         message_id=row.message_id.hex,

@@ -72,8 +72,10 @@ def pause(user: User, topic: str, *, reason: str, until: datetime | None = None)
 
 
 def resume(user: User, topic: str, *, reason: str = "") -> None:
-    """Let a paused topic go on. Raises UnknownTopic."""
+    """Let a paused topic go on; one that is not paused leaves no record. Raises UnknownTopic."""
     require(user, "pause_topic", topic=topic)
+    if topics.topic_stats(topic).paused is None:
+        return
     with _recorded(user, "resume", reason, topic=topic):
         topics.resume_topic(topic)
 

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from django.core.exceptions import FieldError, ValidationError
@@ -18,11 +17,20 @@ from ..core.conf import get_settings
 from ..core.exceptions import InvalidMessage
 from ..core.times import Duration, duration_ms
 from ..models import ArchivedMessage, BulkKind, Final
-from .bulk_run import Replayed, run_in_place
+from ..tasks.argument_edit import ArgumentEdit
+from .bulk_run import Replayed, foresee_in_place, run_in_place
 from .replayer import Edit
 from .walk import Walk
 
-__all__ = ["Preview", "Replayed", "discard", "preview_replay", "replay"]
+__all__ = [
+    "ArgumentEdit",
+    "Preview",
+    "Replayed",
+    "discard",
+    "preview_discard",
+    "preview_replay",
+    "replay",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +38,11 @@ class Preview:
     """What replay() or discard() would take up."""
 
     count: int
+    """Messages that would be replayed, or discarded."""
     first: Sequence[ArchivedMessage]
+    """The first ten of them."""
     skipped: Counter[str]
+    """How many rows would be left as they are, by the reason in words."""
 
 
 # Public calls
@@ -42,7 +53,7 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
     *,
     delay: Duration = 0,
     rate: float | None = None,
-    edit: Edit | None = None,
+    edit: Edit | ArgumentEdit | None = None,
     force: bool = False,
     limit: int | None = None,
     by: str = "",
@@ -64,14 +75,15 @@ def replay(  # noqa: PLR0913 - keyword-only, and each of them is what an operato
 
     `delay`: seconds or timedelta before they are due, 0 to ten years. `rate`: messages per second,
     more than 0; spreads the due times evenly from then on. `limit`: most messages to replay.
-    `edit(row)` returns other `(args, kwargs)`, or None. `by` and `reason` are for the
+    `edit`: an ArgumentEdit, which gives one argument of one task another value, or a function of a
+    row that returns other `(args, kwargs)`, or None. `by` and `reason` are for the
     OperatorAction. `progress(replayed)` is called first and after each transaction.
 
-    Raises InvalidMessage: for `edit`ed arguments that are refused nothing of their transaction is
-    replayed. Raises StoreUnavailable when Redis cannot be asked for keys. What was committed before
-    stays, and `action.count` tells it.
+    Raises InvalidMessage: for arguments of a function that are refused nothing of their transaction
+    is replayed. Raises StoreUnavailable when Redis cannot be asked for keys. What was committed
+    before stays, and `action.count` tells it.
     """
-    rows = _selected(selection, filters)
+    rows = _selected(selection, filters, edit)
     if rate is not None and (
         isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf
     ):
@@ -120,32 +132,40 @@ def discard(
 def preview_replay(
     selection: Rows | None = None,
     *,
+    edit: Edit | ArgumentEdit | None = None,
     force: bool = False,
     limit: int | None = None,
-    first: int = 10,
     **filters: Any,
 ) -> Preview:
-    """What replay() or discard() would take up, without changing anything. Tasks, arguments and
-    keys are not checked.
+    """A dry run of replay(): all of its checks, and nothing is changed. Raises what replay()
+    does."""
+    walk = Walk(_selected(selection, filters, edit), force=force, limit=limit)
+    return _foreseen(BulkKind.REPLAY, walk, edit)
 
-    `first`: how many rows to return. Raises InvalidMessage.
-    """
-    walk = Walk(_selected(selection, filters), force=force, limit=limit)
-    candidates = islice(walk.candidates(), limit)
-    pks = list(islice(candidates, first))
-    return Preview(
-        count=len(pks) + sum(1 for _ in candidates),
-        first=list(walk.table.filter(pk__in=pks).order_by("pk")),
-        skipped=walk.skipped,
-    )
+
+def preview_discard(
+    selection: Rows | None = None, *, limit: int | None = None, **filters: Any
+) -> Preview:
+    """A dry run of discard(). Raises InvalidMessage."""
+    return _foreseen(BulkKind.DISCARD, Walk(_selected(selection, filters), limit=limit))
+
+
+def _foreseen(kind: str, walk: Walk, edit: Edit | ArgumentEdit | None = None) -> Preview:
+    foresee_in_place(kind, walk, edit=edit)
+    first = list(walk.table.filter(pk__in=walk.first).order_by("pk"))
+    return Preview(count=walk.count, first=first, skipped=walk.skipped)
 
 
 # What is asked for
 
 
-def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
-    """The rows in the order of their ids; lookups alone are about dead ones. Raises
-    InvalidMessage."""
+def _selected(
+    selection: Rows | None,
+    filters: Mapping[str, Any],
+    edit: Edit | ArgumentEdit | None = None,
+) -> Rows:
+    """The rows in the order of their ids; lookups alone are about dead ones. An ArgumentEdit is
+    about rows of its task. Raises InvalidMessage."""
     if selection is None and not filters:
         raise InvalidMessage(
             "Say which: a queryset or field lookups. For everything: ArchivedMessage.objects.all()."
@@ -165,5 +185,7 @@ def _selected(selection: Rows | None, filters: Mapping[str, Any]) -> Rows:
         rows = rows.using(get_settings().database).filter(**filters)
     except (FieldError, ValidationError, TypeError, ValueError) as error:
         raise InvalidMessage(f"These lookups do not fit ArchivedMessage: {error}") from None
+    if isinstance(edit, ArgumentEdit):
+        rows = rows.filter(task=edit.task)
     rows.query.standard_ordering = True  # whatever reverse() has said
     return rows.order_by("pk")

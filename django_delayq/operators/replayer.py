@@ -28,6 +28,7 @@ from ..models import ArchivedMessage, Final, OutboxMessage, OutboxStatus
 from ..outbox import outbox
 from ..store import get_store
 from ..tasks import registry
+from ..tasks.argument_edit import NOTHING_TO_EDIT, ArgumentEdit
 from ..tasks.builder import Item, Template
 from ..tasks.foreign import task_of_row
 from ..tasks.redaction import refuse_mark
@@ -58,7 +59,9 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 class Replayer:
     """Makes outbox rows of locked archive rows."""
 
-    def __init__(self, walk: Walk, delay_ms: int, rate: float | None, edit: Edit | None) -> None:
+    def __init__(
+        self, walk: Walk, delay_ms: int, rate: float | None, edit: Edit | ArgumentEdit | None
+    ) -> None:
         self._walk = walk
         self._delay_ms, self._rate, self._edit = delay_ms, rate, edit
         self._settings = get_settings()
@@ -100,7 +103,7 @@ class Replayer:
         meant = self._without_keys_in_use(rows)
         for chunk in chunked_by_weight(meant, lambda row: int(row.size), CHUNK):
             content = self._walk.table.filter(pk__in=[row.pk for row in chunk]).order_by("pk")
-            if self._edit is None:
+            if self._edit is None or isinstance(self._edit, ArgumentEdit):
                 content = content.only(*_CONTENT)
             items: dict[int, Item] = {}
             for row in content:
@@ -139,17 +142,22 @@ class Replayer:
         except (msgspec.MsgspecError, UnicodeError):
             self._walk.skip("undecodable", row.pk)
             return None
-        edited = self._edit(row) if self._edit else None
+        edited = self._edit(row) if callable(self._edit) else None
         if edited is None and self._walk.skip(_why_hidden(found.redaction), row.pk):
             return None
         try:
+            if isinstance(self._edit, ArgumentEdit):
+                edited = self._edit.edited(row.topic, found.arguments)
+                if edited is None:
+                    self._walk.skip(NOTHING_TO_EDIT, row.pk)
+                    return None
             if edited is not None:
                 refuse_mark(*_pair(edited))
             args, kwargs = _pair(edited) if edited is not None else (found.args, found.kwargs)
             template = self._template(row, headers, number)
             return template.item(Call(template.task, args, kwargs), new_id())
         except InvalidMessage as error:
-            if edited is not None:
+            if callable(self._edit) and edited is not None:
                 raise InvalidMessage(
                     f"Archived message {row.pk}: the edited arguments are refused. {error}"
                 ) from error

@@ -1,5 +1,5 @@
-"""Orders bulk operations on waiting messages: cancel, shift, run now and move. See the how-to about
-waiting messages.
+"""Orders bulk operations on waiting messages: cancel, shift, run now, move and edit. See the how-to
+about waiting messages.
 
 The calls store an operation as the pages do, and run it in this process. When this process dies a
 worker goes on with it, or the same call of the command does.
@@ -7,33 +7,37 @@ worker goes on with it, or the same call of the command does.
 
 from __future__ import annotations
 
-import json
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from threading import Event
+from typing import Any
 from uuid import UUID
 
 from ..client.moving import check_not_in_transaction
+from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS
 from ..models import BulkKind, BulkOperation, BulkStatus
+from ..outbox.listing import CAP, count_outbox
 from ..store import get_store
 from ..store.client import BATCH
+from ..tasks.argument_edit import ArgumentEdit
 from ..tasks.registry import check_topic
 from .bulk import MANY, order_once, progress
-from .bulk_run import PERMISSIONS, decoded
+from .bulk_run import decoded, needed_for, stored_options
 from .bulk_runner import BulkRunner
 from .operations import User, check_reason, clean, require
 from .topic_permission import options_of_order, permitted_topics
-from .waiting_selection import PLACES, WaitingSelection, pages
+from .waiting_selection import PLACES, WaitingSelection, pages, waiting_messages
 
-__all__ = ["WaitingChange", "WaitingSelection", "change_waiting"]
+__all__ = ["ArgumentEdit", "WaitingChange", "WaitingSelection", "change_waiting"]
 
 #: Seconds between two looks at an operation that another process runs.
 LOOK_AGAIN = 0.5
@@ -46,18 +50,20 @@ class WaitingChange:
     """What is done to waiting messages. Raises InvalidMessage and UnknownTopic."""
 
     kind: str
-    """cancel, shift, run now or move."""
+    """cancel, shift, run now, move or edit."""
     by: timedelta = timedelta()
     """Of a shift: so much later, or, when it is negative, earlier; up to ten years. A message does
     not become due before the operation was ordered."""
     to: str = ""
     """Of a move: a topic that a task or DELAYQ["TOPICS"] declares."""
+    edit: ArgumentEdit | None = None
+    """Of an edit: what becomes of one argument of one task."""
 
     def __post_init__(self) -> None:
         if self.kind not in BulkKind.values or not BulkKind(self.kind).is_of_waiting:
             raise InvalidMessage(
                 f"{self.kind!r} is not an operation on waiting messages: use cancel, shift, "
-                "run now or move."
+                "run now, move or edit."
             )
         if (self.kind == BulkKind.SHIFT) != bool(self.by):
             raise InvalidMessage("A shift, and nothing else, needs by: how much later or earlier.")
@@ -67,6 +73,22 @@ class WaitingChange:
             raise InvalidMessage("A move, and nothing else, needs to: the other topic.")
         if self.to:
             check_topic(self.to)
+        if (self.kind == BulkKind.EDIT) != (self.edit is not None):
+            raise InvalidMessage("An edit, and nothing else, needs edit: an ArgumentEdit.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a stored operation keeps of it, beside its kind."""
+        values: dict[str, Any] = {"by": self.by.total_seconds(), "to": self.to}
+        values |= {"edit": self.edit.encode()} if self.edit else {}
+        return {name: value for name, value in values.items() if value}
+
+    @property
+    def words(self) -> str:
+        """For people, also for those who may not see arguments."""
+        if self.kind == BulkKind.SHIFT:
+            return f"by {self.by}"
+        return self.edit.in_words() if self.edit else f"to topic {self.to}" if self.to else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,16 +98,24 @@ class WaitingPreview:
     count: int
     """How many were found among those that were read."""
     more: bool
-    """Whether there is more to read than MANY messages: then the count is a lower bound. A dry run
-    counts all."""
+    """Whether there is more to read: then the count is a lower bound. A dry run counts all."""
     sample: Sequence[Message]
     """The first few."""
 
 
-def preview_waiting(user: User, selection: WaitingSelection) -> WaitingPreview:
-    """Count the messages among the first ones, and show a few. The cost has a bound. Raises
-    NotPermitted, InvalidMessage, UnknownTopic and StoreUnavailable."""
+def preview_waiting(
+    user: User, selection: WaitingSelection, *, seconds: float = 0.0, shown: int = SAMPLE
+) -> WaitingPreview:
+    """Count the messages, and show the first few. The cost has a bound: it reads MANY messages, or
+    on for so many seconds. All of a topic is counted without reading. Raises NotPermitted,
+    InvalidMessage, UnknownTopic and StoreUnavailable."""
     check_selection(user, selection)
+    if selection.is_whole_topic:
+        stats, outbox = topic_stats(selection.topic), count_outbox(selection.topic)
+        sample = list(islice(waiting_messages(selection), shown))
+        count = stats.delayed + stats.backlog + outbox
+        return WaitingPreview(count=count, more=outbox >= CAP, sample=sample)
+    until = time.monotonic() + seconds
     count, read, sample = 0, 0, list[Message]()
     permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
     found = (
@@ -98,9 +128,9 @@ def preview_waiting(user: User, selection: WaitingSelection) -> WaitingPreview:
     more = False
     for page in found:
         count += len(page.messages)
-        sample += islice(page.messages, SAMPLE - len(sample))
+        sample += islice(page.messages, shown - len(sample))
         read += BATCH if page.cursor else 10  # there may be thousands of empty topics
-        if read >= MANY:
+        if read >= MANY and time.monotonic() >= until:
             more = True
             break
     sample.sort(key=lambda message: message.due_at)
@@ -135,8 +165,9 @@ def start_waiting(  # noqa: PLR0913 - keyword-only, and an operator may give eac
     again. `asked`: for order_alive(). Raises NotPermitted, InvalidMessage, UnknownTopic and
     StoreUnavailable.
     """
-    needed = "bulk_operate", PERMISSIONS[BulkKind(change.kind)]
+    needed = needed_for(change.kind)
     require(user, *needed, topic=selection.topic)
+    selection = narrowed_to_task(selection, change)
     if change.to:
         require(user, *needed, topic=change.to)
     check_selection(user, selection)
@@ -144,22 +175,27 @@ def start_waiting(  # noqa: PLR0913 - keyword-only, and an operator may give eac
         raise InvalidMessage("A message is moved to another topic.")
     if not dry_run:
         check_reason(reason)
-    options = {"by": change.by.total_seconds(), "to": change.to, "asked": asked}
-    options |= options_of_order(user)
+    options = {**change.options, **({"asked": asked} if asked else {}), **options_of_order(user)}
     operation = BulkOperation(
         kind=change.kind,
         dry_run=dry_run,
         selection=selection.encode(),
-        options=json.dumps({name: value for name, value in options.items() if value}),
+        options=stored_options(options),
         cutoff=round(get_store().clock_ms() * 1000),
         token=token,
     )
     words = "" if selection.is_whole_topic else selection.narrowed(topic="").in_words()
-    if change.kind == BulkKind.MOVE:
-        words = ", ".join(filter(None, (words, f"to topic {change.to}")))
-    if change.kind == BulkKind.SHIFT:
-        words = ", ".join(filter(None, (words, f"by {change.by}")))
+    words = ", ".join(filter(None, (words, change.words)))
     return order_once(operation, user, clean(reason), topic=selection.topic, selection=words)
+
+
+def narrowed_to_task(selection: WaitingSelection, change: WaitingChange) -> WaitingSelection:
+    """An edit is about messages of its task only. Raises InvalidMessage for those of another."""
+    if change.edit is None:
+        return selection
+    if selection.task not in ("", change.edit.task):
+        raise InvalidMessage("The edit is about another task than the messages.")
+    return selection.narrowed(task=change.edit.task)
 
 
 def order_alive(change: WaitingChange, asked: str) -> BulkOperation | None:
@@ -173,8 +209,8 @@ def order_alive(change: WaitingChange, asked: str) -> BulkOperation | None:
     operation: BulkOperation
     for operation in alive.order_by("pk"):
         options = decoded(operation.options)
-        same = (options.get("asked"), options.get("by", 0.0), options.get("to", ""))
-        if asked and same == (asked, change.by.total_seconds(), change.to):
+        kept = {name: options[name] for name in ("by", "to", "edit") if name in options}
+        if asked and options.get("asked") == asked and kept == change.options:
             return operation
     return None
 
@@ -243,22 +279,25 @@ def change_waiting(  # noqa: PLR0913 - keyword-only, and each of them is what an
     *,
     by: timedelta = timedelta(),
     to: str = "",
+    edit: ArgumentEdit | None = None,
     reason: str = "",
     operator: str = "",
     dry_run: bool = False,
 ) -> WaitingChanged:
-    """Cancel, shift, run now or move all waiting messages that fit, in Redis and in the outbox.
+    """Cancel, shift, run now, move or edit all waiting messages that fit, in Redis and in the
+    outbox.
 
-    `kind` is "cancel", "shift", "run now" or "move". A message that starts or changes meanwhile is
-    skipped, and so is one that is enqueued after this call. A message is changed at most once, also
-    after a kill: then a worker goes on. `by` (a shift): so much later, or earlier when it is
-    negative. `to` (a move): a topic that is declared. `reason` is required, except for a `dry_run`,
-    which makes the same checks and changes nothing; `operator` is for the record.
+    `kind` is "cancel", "shift", "run now", "move" or "edit". A message that starts or changes
+    meanwhile is skipped, and so is one that is enqueued after this call. A message is changed at
+    most once, also after a kill: then a worker goes on. `by` (a shift): so much later, or earlier
+    when it is negative. `to` (a move): a topic that is declared. `edit` (an edit): what becomes of
+    one argument. `reason` is required, except for a `dry_run`, which makes the same checks and
+    changes nothing; `operator` is for the record.
 
     Raises InvalidMessage (also when it failed or was cancelled), UnknownTopic, StoreUnavailable.
     Call it outside a transaction.
     """
-    change = WaitingChange(kind=kind, by=by, to=to)
+    change = WaitingChange(kind=kind, by=by, to=to, edit=edit)
     check_not_in_transaction()
     operation = start_waiting(_Code(operator), change, selection, reason=reason, dry_run=dry_run)
     ended = run_to_end(operation)

@@ -8,18 +8,25 @@ from collections.abc import Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from ..archive.argument_match import ArgumentMatch
+from ..archive.selection import MOST_IDS
 from ..client.topics import list_messages
 from ..core.cursors import cursor_of
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import Message, Page, check_key
+from ..core.message import Message, Page, State, check_key, parse_id
+from ..core.present import readable
 from ..core.times import aware, epoch_us
+from ..models import OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic
 from ..outbox.listing import list_outbox
+from ..outbox.lookup import found_of
+from ..store import get_store
 from ..store.client import BATCH
+from ..tasks.naming import shown
 from ..tasks.redaction import check_search, shown_message
 
 #: Where a selection is read, in this order. A message that the relay sends meanwhile is met in
@@ -47,6 +54,8 @@ class WaitingSelection(
     """Due then or later; aware."""
     until: datetime | None = None
     """Due before then; aware."""
+    ids: tuple[str, ...] = ()
+    """32 hexadecimal digits of each message; MOST_IDS at most."""
     argument: str = ""
     """`name` or `a.b` of an argument; `args.0` for a positional one."""
     value: str = ""
@@ -55,6 +64,13 @@ class WaitingSelection(
     def __post_init__(self) -> None:
         if self.key_prefix:
             check_key(self.key_prefix)
+        if len(self.ids) > MOST_IDS:
+            raise InvalidMessage(
+                f"At most {MOST_IDS:,} messages can be named one by one; say what they have in "
+                "common."
+            )
+        for one in self.ids:
+            parse_id(one)
         if any("\0" in part for part in (self.topic, self.task, self.argument, self.value)):
             raise InvalidMessage("A name or a value cannot contain the character 0.")
         if self.value and not self.argument:
@@ -81,6 +97,7 @@ class WaitingSelection(
         """Whether a message of one of these topics belongs to it."""
         return (
             (not self.task or message.task == self.task)
+            and (not self.ids or message.id in self.ids)
             and (not self.key_prefix or (message.key or "").startswith(self.key_prefix))
             and (self.since is None or message.due_at >= aware(self.since))
             and (self.until is None or message.due_at < aware(self.until))
@@ -110,7 +127,8 @@ class WaitingSelection(
     def in_words(self) -> str:
         """One line for people, also for those who may not see arguments."""
         named = {"topic": self.topic, "task": self.task, "key prefix": self.key_prefix}
-        words = [f"{name} {value}" for name, value in named.items() if value]
+        words = [f"{len(self.ids):,} named messages"] if self.ids else []
+        words += [f"{name} {value}" for name, value in named.items() if value]
         words += [f"due since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
         words += [f"due before {self.until.isoformat(' ', 'seconds')}"] if self.until else []
         words += [f"argument {self.argument} = …"] if self.argument else []
@@ -123,6 +141,10 @@ def pages(
     """The messages of one topic and place ("redis" or "outbox") that fit, by due time: a page for
     each 500 that were read. `cursor` is that of the last page that was dealt with. Raises
     UnknownTopic."""
+    if selection.ids:
+        found = filter(selection.fits, _named(selection, topic, place))
+        yield Page(messages=list(found), cursor=None)
+        return
     listed, highest = PLACES[place]
     if cursor is None and selection.since is not None:
         since_ms = -(-epoch_us(selection.since) // 1000)
@@ -138,6 +160,21 @@ def pages(
         )
         if cursor is None or is_past:
             return
+
+
+def _named(selection: WaitingSelection, topic: str, place: str) -> Iterator[Message]:
+    """Those of the named messages that wait there."""
+    identities = [parse_id(one) for one in selection.ids]
+    if place == "redis":
+        for partition, found in get_store().find_many((topic, one) for one in identities):
+            if found.state != State.LEASED:
+                yield shown(partition, found)
+        return
+    named = [UUID(bytes=one) for one in identities]
+    for row in OutboxMessage.objects.filter(
+        topic=topic, status=OutboxStatus.WAITING, message_id__in=named
+    ):
+        yield readable(row.topic, row.task, found_of(row))
 
 
 def waiting_messages(selection: WaitingSelection) -> Iterator[Message]:

@@ -48,6 +48,8 @@ class Walk:
         self.skipped: Counter[str] = Counter()
         self.left_out: dict[int, str] = {}
         """Of the batch that was locked last: the rows that are skipped, and why."""
+        self.first: list[int] = []
+        """The ids of the first rows that were changed, or would be."""
         self.table: Rows = ArchivedMessage.objects.all()
         self.position = after
         """Rows up to this id are dealt with, skipped ones too."""

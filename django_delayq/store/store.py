@@ -545,10 +545,18 @@ class RedisStore:
         return [word.decode() for word in self.client.call("shift", partition, args)]
 
     def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
-        """Delayed -> delayed with another body. Returns OK, RUNNING, NOT_FOUND, or CHANGED:
-        `before` is not there."""
-        answer: bytes = self.client.call("edit", partition, (message_id, before, after))
-        return answer.decode()
+        """edit_many() for one message."""
+        (word,) = self.edit_many(partition, [(message_id, before, after)])
+        return word
+
+    def edit_many(
+        self, partition: Partition, edits: Sequence[tuple[bytes, bytes, bytes]]
+    ) -> Sequence[str]:
+        """Delayed -> delayed with another body, for messages with these ids: the record that was
+        read, and the one to be. Returns OK, RUNNING, NOT_FOUND, or CHANGED (the record is another
+        one) for each."""
+        answers = self.client.call("edit", partition, [*chain.from_iterable(edits)])
+        return [word.decode() for word in answers]
 
     def purge(self, partition: Partition, limit: int = BATCH, reason: str = "purged") -> Ids:
         """Delayed -> cancelled for up to `limit` messages. Returns their ids; call until there are

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 __all__ = [
     "task", "options", "backoff", "batch", "context",
-    "declaration", "annotations", "arguments", "builder",
+    "declaration", "annotations", "argument_edit", "arguments", "builder",
     "enqueue_hooks", "foreign", "naming", "recurrence", "registry",
 ]  # fmt: skip

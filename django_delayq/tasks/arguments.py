@@ -56,14 +56,14 @@ class Parameter:
             and isinstance(value, str)
             and value == value.strip() != ""
             and all(c.isprintable() or c == "\n" for c in value)
-            and not _is_quoted(value)
+            and not is_quoted(value)
         )
         return value if is_plain else write_json(value)
 
     def read(self, text: str) -> Any:
         """The value that a text means. Raises InvalidArguments."""
         text = text.replace("\r\n", "\n")  # a form sends each line end as two characters
-        if self.is_text and not _is_quoted(text):
+        if self.is_text and not is_quoted(text):
             return text
         value = read_json(text)
         if self.is_text and not isinstance(value, str):
@@ -232,7 +232,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_quoted(text: str) -> bool:
+def is_quoted(text: str) -> bool:
+    """Whether it is written as a JSON text."""
     return len(text.strip()) > 1 and text.strip()[0] == text.strip()[-1] == '"'
 
 

@@ -11,10 +11,14 @@ from django import template
 from django.utils import formats
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
 
 from ..core import present
 from ..core.present import distance, visible
 from ..core.times import in_words, local
+
+#: Characters of one text that a page shows.
+MOST_SHOWN = 100_000
 
 register = template.Library()
 
@@ -69,6 +73,17 @@ def pretty_json(value: Any) -> str:
         except ValueError:
             return visible(value)
     return visible(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+@register.filter
+def shortened(text: Any) -> str:
+    """The first 100,000 characters, and how many there are beyond: a page with a megabyte helps
+    nobody."""
+    text = str(text)
+    if len(text) <= MOST_SHOWN:
+        return text
+    more = _("%(count)s more characters") % {"count": f"{len(text) - MOST_SHOWN:,}"}
+    return f"{text[:MOST_SHOWN]}\n… ({more})"
 
 
 @register.filter

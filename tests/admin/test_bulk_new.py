@@ -24,7 +24,7 @@ from tests.admin.bulk_orders import form_of, order, send, text_of
 from tests.admin.world import heartbeat
 from tests.app.tasks import close_order
 from tests.faults import unreachable
-from tests.hands import together
+from tests.hands import DAY, together
 from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
@@ -53,7 +53,7 @@ def test_the_form_says_what_it_is_about(operator: Client) -> None:
 
 
 def test_a_count_of_very_many_is_cut_off(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "MANY", 10)
+    monkeypatch.setattr(bulk, "COUNTED", 10)
     dead(11)
     assert "Dead letters 10+" in text_of(
         operator.get(f"{address('bulk_new')}?kind=discard&open=on")
@@ -277,3 +277,51 @@ def test_each_kind_needs_a_permission_of_its_own(as_user: AsUser, kind: str) -> 
         == 403
     )
     assert not BulkOperation.objects.exists()
+
+
+# An edit on the way
+
+LETTERS = "kind=replay&open=on&task=tests.app.tasks.record"
+
+
+def test_an_argument_is_edited_on_the_way(operator: Client) -> None:
+    dead(2, body='{"args":["http://a"],"kwargs":{}}')
+    dead(body='{"args":[7],"kwargs":{}}')
+    edit = {
+        "edit_argument": "value",
+        "edit_how": "replace",
+        "edit_values": "http:// -> https://",
+    }
+    text = text_of(send(operator, form_of(operator, LETTERS), **edit, show="1"))
+    assert '"http://a" "https://a"' in text and "skipped nothing to edit" in text
+    operation = order(operator, LETTERS, **edit)
+    options = json.loads(operation.options)
+    assert options["edit"]["pairs"] == [["http://", "https://"]]
+    assert "https" not in OperatorAction.objects.get().selection
+    again = text_of(operator.get(f"{address('bulk_new')}?{LETTERS}&again={operation.pk}"))
+    assert "http:// -> https://" in again
+    assert "gets another text inside of it" in text_of(
+        operator.get(address("bulk", pk=operation.pk))
+    )
+
+
+def test_an_edit_is_offered_for_letters_of_one_task(operator: Client, as_user: AsUser) -> None:
+    one, other = dead()[0], dead(task="tests.app.tasks.noop")[0]
+    several = text_of(operator.get(f"{address('bulk_new')}?kind=replay&open=on"))
+    assert "choose messages of one task" in several
+    offers = "Edit one argument before the replay"
+    assert offers in text_of(operator.get(f"{address('bulk_new')}?kind=replay&id={one}"))
+    both = f"{address('bulk_new')}?kind=replay&id={one}&id={other}"
+    assert offers not in text_of(operator.get(both))
+    client = as_user("view_dashboard", "bulk_operate", "replay_message", "edit_message")
+    assert offers not in text_of(client.get(f"{address('bulk_new')}?kind=replay&id={one}"))
+
+
+def test_a_purge_says_the_exact_number_and_shows_what_is_due_first(operator: Client) -> None:
+    close_order.enqueue_many(
+        [close_order.using(delay=DAY + n, key=f"order:{n}").prepare(n) for n in range(12)]
+    )
+    text = text_of(operator.get(f"{address('bulk_new')}?kind=purge&topic=orders"))
+    assert "Waiting messages 12" in text and "Purge 12 messages" in text
+    assert "The 5 that are due first" in text
+    assert "order:0" in text and "order:4" in text and "order:5" not in text

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from django_delayq.admin import csv_export
 from django_delayq.archive import search
-from django_delayq.models import ArchivedMessage
+from django_delayq.models import ArchivedMessage, OperatorAction
 from tests.admin.browser import address
 from tests.admin.rows import make, make_dead
 from tests.hands import apart
@@ -42,15 +42,42 @@ def test_it_has_the_rows_of_the_list(as_user: AsUser, monkeypatch: pytest.Monkey
     monkeypatch.setattr(search, "FEW_ROWS", 2)
     dead = [make_dead(key=f"order:{n}").pk for n in range(10)]
     acked = [make().pk for _ in range(10)]
-    client = as_user("view_dashboard")
+    client = as_user("view_dashboard", "download_messages")
     assert [int(line["id"]) for line in exported(client)] == (dead + acked)[::-1]
     assert [int(line["id"]) for line in exported(client, state="dead")] == dead[::-1]
     assert [line["key"] for line in exported(client, q="key:order:4")] == ["order:4"]
 
 
+def test_a_download_needs_a_permission_and_leaves_a_record(as_user: AsUser) -> None:
+    make_dead(key="order:1")
+    make()
+    assert as_user("view_dashboard").get(address("archive_csv")).status_code == 403
+    assert "Download as CSV" not in as_user("view_dashboard").get(address("archive")).text
+    client = as_user("view_dashboard", "download_messages", "view_payload")
+    exported(client, state="dead")
+    action = OperatorAction.objects.get()
+    assert (action.action, action.count) == ("download", 1)
+    assert action.selection == "state dead, with arguments"
+    assert action.operator.startswith("user-") and action.finished_at is not None
+
+
+def test_a_download_that_is_broken_off_counts_what_was_read(
+    as_user: AsUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_export, "ROWS", 3)
+    for _ in range(10):
+        make()
+    client = as_user("view_dashboard", "download_messages")
+    parts = iter(client.get(address("archive_csv")).streaming_content)
+    next(parts), next(parts)
+    parts.close()
+    action = OperatorAction.objects.get()
+    assert (action.count, action.finished_at) == (3, None)
+
+
 def test_it_begins_as_excel_wants_and_is_named_by_the_day(as_user: AsUser) -> None:
     make(key="naïve 雪")
-    answer = as_user("view_dashboard").get(address("archive_csv"))
+    answer = as_user("view_dashboard", "download_messages").get(address("archive_csv"))
     content = answer.getvalue()
     assert content.startswith(b"\xef\xbb\xbfid,message_id,topic,")
     assert lines(content)[0]["key"] == "naïve 雪"
@@ -76,7 +103,7 @@ def test_no_text_is_a_formula(as_user: AsUser, nasty: str) -> None:
         "result",
     )
     make(**dict.fromkeys(names, nasty), lateness_ms=-0.5)
-    (line,) = exported(as_user("view_dashboard", "view_payload"))
+    (line,) = exported(as_user("view_dashboard", "download_messages", "view_payload"))
     assert {line[name] for name in names} == {f"'{nasty}"}
     assert line["lateness_ms"] == "-0.5"  # a number of ours stays one
 
@@ -90,7 +117,9 @@ def test_contents_need_the_permission(as_user: AsUser) -> None:
         result='{"result":"secret"}',
     )
     for may_see in (True, False):
-        client = as_user("view_dashboard", *(["view_payload"] if may_see else []))
+        client = as_user(
+            "view_dashboard", "download_messages", *(["view_payload"] if may_see else [])
+        )
         assert (b"secret" in client.get(address("archive_csv")).getvalue()) is may_see
         (line,) = exported(client)
         assert ("body" in line, "result" in line) == (may_see, may_see)
@@ -98,7 +127,7 @@ def test_contents_need_the_permission(as_user: AsUser) -> None:
 
 
 def test_filters_that_mean_nothing_are_no_file(as_user: AsUser) -> None:
-    client = as_user("view_dashboard")
+    client = as_user("view_dashboard", "download_messages")
     for query in ({"state": "gone"}, {"q": "args.x:1"}, {"q": "args.x:1", "period": "24h"}):
         answer = client.get(address("archive_csv"), query)
         assert (answer.status_code, answer["Content-Type"]) == (400, "text/html; charset=utf-8")
@@ -137,7 +166,7 @@ def test_a_client_that_goes_away_ends_it(as_user: AsUser, monkeypatch: pytest.Mo
     monkeypatch.setattr(search, "page_of", counted)
     for _ in range(20):
         make()
-    answer = as_user("view_dashboard").get(address("archive_csv"))
+    answer = as_user("view_dashboard", "download_messages").get(address("archive_csv"))
     content = iter(answer.streaming_content)
     next(content), next(content)
     answer.close()

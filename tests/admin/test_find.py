@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,9 +12,10 @@ from django.test import Client
 
 from django_delayq.core.exceptions import UnknownTopic
 from django_delayq.models import ArchivedMessage
-from django_delayq.operators import message_search
+from django_delayq.operators import message_search, wider_search
 from django_delayq.store.keys import partition_keys
 from tests.admin.browser import address
+from tests.admin.bulk_orders import text_of
 from tests.app.tasks import close_order, crowd, noop
 from tests.faults import unreachable
 from tests.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis
@@ -158,14 +158,71 @@ def test_with_redis_away_the_archive_and_the_outbox_are_searched(
     assert "Neither the archive nor the outbox has" in answers["order:9"].content.decode()
 
 
-@pytest.mark.parametrize("query", ["args.order_id:1042", "args.0:7", "args.order.id: x y"])
-def test_an_argument_is_searched_in_the_archive_of_a_day(
-    find: Callable[..., Any], query: str
+@pytest.fixture
+def look(as_user: AsUser, hands: Hands) -> Callable[..., str]:
+    """The text of a search by who may see arguments."""
+    client = as_user("view_dashboard", "view_payload")
+    return lambda q, **query: text_of(client.get(address("find"), {"q": q, **query}))
+
+
+def test_an_argument_is_found_live_and_archived(look: Callable[..., str], hands: Hands) -> None:
+    close_order.using(key="ended").enqueue(1042)
+    hands.work(ORDERS)
+    hands.archive()
+    close_order.using(delay=DAY, key="waits").enqueue(1042)
+    close_order.using(delay=DAY, key="kept", durable=True).enqueue(1042)
+    close_order.using(delay=DAY, key="unlike").enqueue(7)
+    for query in ("args.order_id:1042", "args.0:1042", "args.*:1042"):
+        text = look(query)
+        assert all(key in text for key in ("ended", "waits", "kept")), query
+        assert "unlike" not in text
+        assert "What ended in the last 7 days" in text
+    assert "No message that was searched has this argument" in look("args.order_id:9")
+    assert "waits" not in look("args.order_id:1042", topic="default")
+
+
+def test_a_search_for_an_argument_says_what_it_did_not_read(
+    look: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = urlsplit(find(query, topic="orders").url)
-    assert where.path == address("archive")
-    assert parse_qs(where.query) == {"q": [query], "period": ["24h"], "topic": ["orders"]}
-    assert "topic" not in parse_qs(urlsplit(find(query).url).query)
+    monkeypatch.setattr(wider_search, "READS", 500)
+    close_order.enqueue_many([close_order.using(delay=DAY).prepare(n) for n in range(600)])
+    text = look("args.order_id:599")
+    assert "No message that was searched" in text and "All waiting messages" in text
+
+
+def test_who_may_not_see_arguments_cannot_search_for_them(find: Callable[..., Any]) -> None:
+    close_order.using(delay=DAY, key="waits").enqueue(1042)
+    text = text_of(find("args.order_id:1042"))
+    assert "need the permission to see arguments" in text and "waits" not in text
+    assert "Any argument" not in text_of(find("1042"))
+
+
+def test_a_word_finds_keys_that_are_like_others(look: Callable[..., str], hands: Hands) -> None:
+    close_order.using(key="order:1").enqueue(1)
+    hands.work(ORDERS)
+    hands.archive()
+    for number in range(2, 80):
+        close_order.using(key=f"order:{number}", delay=DAY).enqueue(number)
+    close_order.using(key="order:4711", delay=2 * DAY).enqueue(4711)
+    noop.using(key="mail/4712/second", delay=DAY).enqueue()
+    text = look("4711")
+    assert "Did you mean one of these?" in text and "order:4711" in text
+    assert "mail/4712/second" in look("4712")
+    assert "Did you mean" not in look("4713")
+    text = look("ord")
+    for offer in ("Any argument that is ord", "keys begin with ord", "last 24 hours that begin"):
+        assert offer in text
+
+
+def test_the_archive_finds_keys_by_their_beginning(as_user: AsUser, hands: Hands) -> None:
+    for key in ("order:41", "order:42", "other:4"):
+        close_order.using(key=key).enqueue(1)
+    hands.work(ORDERS)
+    hands.archive()
+    client = as_user("view_dashboard")
+    text = text_of(client.get(f"{address('archive')}?q=key:order:4*&period=24h"))
+    assert "order:41" in text and "order:42" in text and "other:4" not in text
+    assert "needs a period" in text_of(client.get(f"{address('archive')}?q=key:order:4*"))
 
 
 @pytest.mark.parametrize("key", ["args.", "args.x", "argsx:1"])

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from django_delayq.admin.forms import waiting_form
 from django_delayq.models import BulkOperation, OperatorAction
-from django_delayq.operators import bulk_waiting, waiting_orders
+from django_delayq.operators import bulk_waiting
 from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
 from tests.admin.browser import address
 from tests.admin.bulk_orders import run, text_of
@@ -179,7 +180,7 @@ def test_very_many_have_to_be_confirmed_by_a_word(
     client: Client, campaign: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.enqueue_many([record.using(delay=DAY).prepare(n) for n in range(600)])
-    monkeypatch.setattr(waiting_orders, "MANY", 500)
+    monkeypatch.setattr(waiting_form, "MANY", 500)
     answer = send(client, "topic=default", change="cancel", reason="wrong")
     assert "Type “default” here to confirm" in text_of(answer)
     order(client, "topic=default", change="cancel", word="default")
@@ -221,3 +222,82 @@ def test_who_may_not_change_sees_the_messages_only(
 def test_the_page_of_a_topic_leads_there(client: Client, campaign: None) -> None:
     page = client.get(address("topic", topic="default")).content.decode()
     assert f'href="{address("waiting")}?topic=default"' in page
+
+
+# The ticked ones
+
+
+def test_only_the_ticked_ones_are_changed(client: Client, campaign: None, hands: Hands) -> None:
+    found = list(waiting_messages(WaitingSelection(topic="default")))
+    ticked = [message.id for message in found[3:5]]
+    ticked.append(record.using(key="kept", delay=300 * DAY, durable=True).enqueue(9).id)
+    query = "&".join(["topic=default", *(f"id={one}" for one in ticked)])
+    text = text_of(client.get(f"{address('waiting')}?{query}"))
+    assert "It is about 3 messages that were ticked" in text and "Change the ticked ones" in text
+    operation = order(client, query, change="cancel")
+    run(hands)
+    operation.refresh_from_db()
+    assert (operation.status, operation.count) == ("done", 3)
+    left = {message.id for message in waiting_messages(WaitingSelection(topic="default"))}
+    assert left == {message.id for message in found} - set(ticked)
+    assert "3 named messages" in OperatorAction.objects.get().selection
+
+
+def test_a_wrong_id_is_said(client: Client, campaign: None) -> None:
+    assert "id" in text_of(client.get(f"{address('waiting')}?topic=default&ids=nonsense"))
+
+
+# An edit
+
+
+@pytest.fixture
+def editor(as_user: Callable[..., Client]) -> Client:
+    return as_user("view_dashboard", "view_payload", "bulk_operate", "edit_message")
+
+
+RECORD = "task=tests.app.tasks.record"
+
+
+def test_an_edit_is_shown_before_and_after_and_done(
+    editor: Client, campaign: None, hands: Hands
+) -> None:
+    edit = {"change": "edit", "edit_argument": "value", "edit_how": "map", "edit_values": "3 -> 33"}
+    text = text_of(send(editor, RECORD, **edit, show="1"))
+    assert "3 33" in text and "nothing to edit" in text
+    assert not BulkOperation.objects.exists()
+    dry = order(editor, RECORD, **edit, dry_run="1")
+    run(hands)
+    page = editor.get(address("bulk", pk=dry.pk)).content.decode()
+    assert "done, 11 skipped" in page
+    again = html.unescape(re.search(r'href="([^"]*again=[^"]*)"', page)[1])  # type: ignore[index]
+    assert "3 -&gt; 33" in editor.get(again).content.decode()
+    real = order(editor, RECORD, **edit)
+    run(hands)
+    for operation in (dry, real):
+        operation.refresh_from_db()
+    assert (real.count, real.skipped) == (dry.count, dry.skipped) == (1, '{"nothing to edit": 11}')
+    values = [message.args[0] for message in waiting_messages(WaitingSelection(topic="default"))]
+    assert 33 in values and 3 not in values
+
+
+@pytest.mark.parametrize(
+    ("query", "fields", "words"),
+    [
+        ("topic=default", {"edit_argument": "value"}, "Choose the task first"),
+        (RECORD, {}, "Write the name of the argument"),
+        (RECORD, {"edit_argument": "vaule"}, "Did you mean value?"),
+        (RECORD, {"edit_argument": "value", "edit_how": "map"}, "one to a hundred pairs"),
+    ],
+)
+def test_an_edit_that_makes_no_sense_is_refused(
+    editor: Client, campaign: None, query: str, fields: dict[str, str], words: str
+) -> None:
+    assert words in text_of(send(editor, query, change="edit", reason="x", **fields))
+    assert not BulkOperation.objects.exists()
+
+
+def test_who_may_not_cancel_may_only_edit_and_the_other_way_round(
+    editor: Client, client: Client, campaign: None
+) -> None:
+    assert "Select a valid choice" in text_of(send(client, RECORD, change="edit", reason="x"))
+    assert "Select a valid choice" in text_of(send(editor, RECORD, change="cancel", reason="x"))

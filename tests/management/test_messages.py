@@ -239,6 +239,7 @@ WHY = ("--reason", "wrong", "--yes")
         (["reschedule", "--earlier", "1m"], "rescheduled"),
         (["reschedule", "--now"], "rescheduled"),
         (["move", "--to", "orders"], "moved"),
+        (["edit", "--task", RECORD, "--set", "value=9"], "edited"),
     ],
 )
 def test_a_dry_run_says_what_the_real_one_does(five: None, verb: list[str], past: str) -> None:
@@ -250,6 +251,35 @@ def test_a_dry_run_says_what_the_real_one_does(five: None, verb: list[str], past
     out = delayq_command(*verb, "--topic", "default", "--key-prefix", "user:", *WHY)
     assert out.startswith(f"{past} 4 messages (operation ")
     assert in_json("list")["messages"] != before
+
+
+def test_an_edit_maps_replaces_and_removes(five: None) -> None:
+    edit = ("edit", "--task", RECORD)
+    assert in_json(*edit, "--map", "value=1->11", "--map", "value=2->12", *WHY)["skipped"] == {
+        "nothing to edit": 2
+    }
+    assert keys("--argument", "value=11") == ["user:1"]
+    assert in_json(*edit, "--remove", "value", "--key-prefix", "user:1", *WHY)["count"] == 1
+    assert keys("--argument", "value=11") == []
+    assert OperatorAction.objects.latest("pk").selection.endswith("argument value: removed")
+
+
+def test_one_message_is_edited(five: None) -> None:
+    edit = ("edit", "orders", "--key", "order:4", "--task", CLOSE, "--set")
+    assert in_json(*edit, "order_id=5", "--dry-run")["dry_run"] is True
+    assert keys("orders", "--argument", "order_id=4") == ["order:4"]
+    delayq_command(*edit, "order_id=5", "--reason", "typo")
+    assert keys("orders", "--argument", "order_id=5") == ["order:4"]
+    assert (OperatorAction.objects.get().action, OperatorAction.objects.get().count) == ("edit", 1)
+
+
+def test_an_edit_that_makes_no_sense_is_refused(five: None) -> None:
+    assert "--task" in str(refused("edit", "--set", "value=9"))
+    several = ("--map", "a=1->2", "--map", "b=1->2")
+    assert "same in each" in str(refused("edit", "--task", RECORD, *several))
+    assert "has no argument" in str(refused("edit", "--task", CLOSE, "--set", "oder=1"))
+    wrong = refused("edit", "orders", "--key", "order:4", "--task", RECORD, "--set", "value=1")
+    assert wrong.returncode == 2
 
 
 def test_a_message_is_chosen_by_an_argument(five: None) -> None:

@@ -17,6 +17,7 @@ from django_delayq.management import cli, selecting
 from django_delayq.management.cli import Reporter, parse_duration, parse_instant
 from django_delayq.management.verbs import replay as verb
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.outbox.listing import list_outbox
 from tests.app.tasks import record
 from tests.faults import unreachable
 from tests.operators.test_replay import dead, origins
@@ -55,6 +56,28 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Replay
+
+
+def test_an_argument_is_edited_on_the_way() -> None:
+    dead(2, body='{"args":["http://a"],"kwargs":{}}')
+    dead(body='{"args":[7],"kwargs":{}}')
+    task = ("--task", "tests.app.tasks.record")
+    edit = ("--replace", "value=http://->https://")
+    out, _ = run("replay", *task, *edit, "--dry-run")
+    assert "would have replayed 2 messages, skipped 1 (nothing to edit 1)" in out
+    out, _ = run("replay", *task, *edit, "--reason", "moved")
+    assert "replayed 2 messages, skipped 1 (nothing to edit 1)" in out
+    assert {message.args[0] for message in list_outbox("default").messages} == {"https://a"}
+    assert "--task" in str(refused("replay", "--topic", "default", "--set", "value=1"))
+
+
+def test_a_dry_run_makes_the_checks_of_the_real_one() -> None:
+    dead(2)
+    dead(body='{"args":[],"kwargs":{"colour":"red"}}')
+    foreseen, _ = run("replay", "--all", "--dry-run")
+    done, _ = run("replay", "--all")
+    assert "replayed 2 messages, skipped 1 (arguments refused 1)" in foreseen
+    assert "replayed 2 messages, skipped 1 (arguments refused 1)" in done
 
 
 def test_it_says_what_was_replayed_and_what_was_not() -> None:

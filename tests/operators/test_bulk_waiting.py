@@ -12,7 +12,7 @@ import pytest
 from django_delayq import list_messages, pause_topic
 from django_delayq.client import waiting_changes
 from django_delayq.core.exceptions import InvalidMessage, NotPermitted, UnknownTopic
-from django_delayq.core.message import State
+from django_delayq.core.message import Record, State, decode_body
 from django_delayq.models import (
     ArchivedMessage,
     BulkMessage,
@@ -23,9 +23,12 @@ from django_delayq.models import (
 from django_delayq.operators import bulk, bulk_run, bulk_waiting, waiting_orders
 from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.bulk_runner import BulkRunner
+from django_delayq.operators.operations import edit
 from django_delayq.operators.waiting_orders import WaitingChange, change_waiting, start_waiting
 from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
 from django_delayq.outbox.listing import list_outbox
+from django_delayq.outbox.outbox import record_of
+from django_delayq.tasks.argument_edit import ArgumentEdit
 from tests.app.tasks import close_order, record
 from tests.bulk_hands import OPERATOR, Killed, Operator, at, be_silent, die
 from tests.hands import DAY, ORDERS, Hands, apart, together
@@ -33,6 +36,13 @@ from tests.hands import DAY, ORDERS, Hands, apart, together
 pytestmark = [pytest.mark.databases, pytest.mark.django_db(transaction=True)]
 
 DEFAULT = WaitingSelection(topic="default")
+#: An edit that makes another message if it is made twice: each number becomes the next one.
+NEXT = ArgumentEdit(
+    task="tests.app.tasks.record",
+    argument="value",
+    how="map",
+    pairs=tuple((n, n + 1) for n in range(40)),
+)
 #: Seconds within the horizon: a durable message is in the outbox and in Redis.
 NEAR = 1_800
 
@@ -61,6 +71,18 @@ def dues(topic: str = "default") -> dict[str, int]:
     """Due times of what waits, in ms, by id."""
     found = waiting_messages(WaitingSelection(topic=topic))
     return {message.id: round(message.due_at.timestamp() * 1000) for message in found}
+
+
+def values() -> list[Any]:
+    """The arguments of what waits."""
+    found = waiting_messages(WaitingSelection(topic="default"))
+    return sorted(message.args[0] for message in found)
+
+
+def kept_values() -> list[Any]:
+    """The arguments that the outbox has, as it would send them."""
+    records = [Record.decode(record_of(row)) for row in OutboxMessage.objects.all()]
+    return sorted(decode_body(one.flags, one.body, b"").args[0] for one in records)
 
 
 def end(operation: BulkOperation) -> tuple[str, int | None, int, dict[str, int]]:
@@ -294,6 +316,84 @@ def test_a_message_that_the_relay_sends_in_the_very_moment_is_changed_all_the_sa
     assert dues() == {name: due + 3_600_000 for name, due in before.items()}
 
 
+# Edits
+
+
+@pytest.mark.parametrize(
+    ("durable", "delay"), [(False, DAY), (True, DAY), (True, NEAR)], ids=["redis", "outbox", "both"]
+)
+def test_an_edit_changes_the_argument_and_nothing_else(
+    runner: BulkRunner, durable: bool, delay: float
+) -> None:
+    enqueue(durable=durable, delay=delay)
+    before = dues()
+    operation, dry = ordered("edit", edit=NEXT), ordered("edit", edit=NEXT, dry_run=True)
+    dry_first(runner, dry)
+    assert end(dry) == ("done", 35, 35, {})
+    assert values() == list(range(35))
+    runner.run_once()
+    assert end(operation) == ("done", 35, 35, {})
+    assert (values(), dues()) == (list(range(1, 36)), before)
+    assert kept_values() == (values() if durable else [])
+
+
+def dry_first(runner: BulkRunner, dry: BulkOperation) -> None:
+    runner.run_this(dry.pk, lambda: None)
+
+
+def test_a_message_that_an_edit_does_not_fit_says_why(runner: BulkRunner) -> None:
+    for value in (1, 2, "text", {"deep": 1}):
+        record.using(delay=DAY).enqueue(value)
+    close_order.using(delay=DAY).enqueue(1)
+    some = ArgumentEdit(task=NEXT.task, argument="value", how="map", pairs=((1, 1), (2, 3)))
+    operation = ordered("edit", WaitingSelection(), edit=some)
+    dry = ordered("edit", WaitingSelection(), edit=some, dry_run=True)
+    dry_first(runner, dry)
+    runner.run_once()
+    expected = ("done", 4, 1, {"has it already": 1, "nothing to edit": 2})
+    assert end(operation) == end(dry) == expected
+
+
+def test_a_message_that_somebody_edits_meanwhile_is_left(runner: BulkRunner) -> None:
+    enqueue(3)
+    handle = record.using(key="k", delay=DAY).enqueue(20)
+    operation = ordered("edit", edit=NEXT)
+    with meanwhile(lambda: edit(OPERATOR, "default", handle.id, ([30], {}))):
+        runner.run_once()
+    assert end(operation) == ("done", 4, 3, {"changed meanwhile": 1})
+    assert values() == [1, 2, 3, 30]
+
+
+def test_a_message_that_ran_with_its_new_argument_counts_after_a_kill(
+    hands: Hands, runner: BulkRunner, other: BulkRunner
+) -> None:
+    record.enqueue_many([record.using(delay=0.001).prepare(n) for n in range(3)])
+    operation = ordered("edit", edit=NEXT)
+    with at(bulk_waiting, "_change", die, after=True, time=1), pytest.raises(Killed):
+        runner.run_once()
+    hands.work()
+    hands.archive()
+    be_silent()
+    other.run_once()
+    assert end(operation) == ("done", 3, 3, {})
+
+
+def test_an_edit_that_makes_a_body_too_large_is_foreseen(runner: BulkRunner) -> None:
+    record.using(delay=DAY).enqueue("x" * 40_000)
+    large = ArgumentEdit(task=NEXT.task, argument="value", how="replace", pairs=(("x", "yz"),))
+    operation, dry = ordered("edit", edit=large), ordered("edit", edit=large, dry_run=True)
+    dry_first(runner, dry)
+    runner.run_once()
+    assert end(operation) == end(dry) == ("done", 1, 0, {"arguments refused": 1})
+
+
+def test_an_edit_needs_the_permission_to_see_and_write_arguments() -> None:
+    for missing in ("edit_message", "view_payload", "bulk_operate"):
+        user = Operator(forbidden=frozenset({missing}))
+        with pytest.raises(NotPermitted, match=missing):
+            start_waiting(user, WaitingChange(kind="edit", edit=NEXT), DEFAULT, reason="wrong")
+
+
 # Kills
 
 STEPS: dict[str, tuple[Any, str, bool, int]] = {
@@ -312,7 +412,7 @@ STEPS: dict[str, tuple[Any, str, bool, int]] = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["cancel", "shift", pytest.param("run now", marks=pytest.mark.long), "move"]
+    "kind", ["cancel", "shift", pytest.param("run now", marks=pytest.mark.long), "move", "edit"]
 )
 @pytest.mark.parametrize("step", STEPS)
 def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
@@ -323,7 +423,11 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
     enqueue(10, delay=NEAR, durable=True)
     enqueue(10, delay=300 * DAY, durable=True)
     before = dues()
-    change = {"shift": {"by": timedelta(hours=1)}, "move": {"to": "orders"}}.get(kind, {})
+    change: dict[str, Any] = {
+        "shift": {"by": timedelta(hours=1)},
+        "move": {"to": "orders"},
+        "edit": {"edit": NEXT},
+    }.get(kind, {})
     operation = ordered(kind, **change)
     with at(owner, name, die, after=after, time=time), pytest.raises(Killed):
         runner.run_once()
@@ -331,6 +435,13 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
     hands.store.workers.release_lock("move:default")
     other.run_once()
     assert end(operation) == ("done", 35, 35, {})
+    check_each_is_changed_once(kind, operation, before, hands)
+
+
+def check_each_is_changed_once(
+    kind: str, operation: BulkOperation, before: dict[str, int], hands: Hands
+) -> None:
+    """What is there after an operation on all that enqueue() has made."""
     if kind == "cancel":
         assert dues() == {}
         hands.archive()
@@ -339,6 +450,10 @@ def test_after_a_kill_another_worker_goes_on_and_each_is_changed_once(
         kept = set(OutboxMessage.objects.values_list("due_at_ms", flat=True))
         assert len(kept) == 20 and kept < set(dues().values())
         assert dues() == {name: due + 3_600_000 for name, due in before.items()}
+    elif kind == "edit":
+        assert dues() == before
+        assert values() == sorted([*range(1, 16), *range(1, 11), *range(1, 11)])
+        assert kept_values() == sorted([*range(1, 11)] * 2)
     elif kind == "run now":
         assert set(dues().values()) == {-(-operation.cutoff // 1000)}
     else:
@@ -495,6 +610,9 @@ def test_the_call_in_code_stores_an_operation_and_says_what_it_did(hands: Hands)
         ("move", DEFAULT, {"to": "nowhere"}, UnknownTopic),
         ("cancel", WaitingSelection(topic="nowhere"), {}, UnknownTopic),
         ("replay", DEFAULT, {}, InvalidMessage),
+        ("edit", DEFAULT, {}, InvalidMessage),
+        ("cancel", DEFAULT, {"edit": NEXT}, InvalidMessage),
+        ("edit", DEFAULT.narrowed(task="tests.app.tasks.noop"), {"edit": NEXT}, InvalidMessage),
     ],
 )
 def test_an_order_that_makes_no_sense_is_refused(
@@ -537,7 +655,11 @@ def test_a_preview_counts_up_to_a_bound(hands: Hands, monkeypatch: pytest.Monkey
     found = waiting_orders.preview_waiting(OPERATOR, DEFAULT)
     assert (found.count, found.more, len(found.sample)) == (1_100, False, 10)
     monkeypatch.setattr(waiting_orders, "MANY", 500)
-    assert waiting_orders.preview_waiting(OPERATOR, DEFAULT).more
+    some = DEFAULT.narrowed(task="tests.app.tasks.record")
+    assert (waiting_orders.preview_waiting(OPERATOR, some).more, found.count) == (True, 1_100)
+    assert waiting_orders.preview_waiting(OPERATOR, some, seconds=60).count == 1_100
+    whole = waiting_orders.preview_waiting(OPERATOR, DEFAULT)
+    assert (whole.count, whole.more) == (1_100, False)
     assert found.sample[0].state == State.DELAYED
 
 

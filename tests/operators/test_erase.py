@@ -27,7 +27,7 @@ from django_delayq.models import (
     UnarchivableEntry,
 )
 from django_delayq.operators import operations
-from django_delayq.operators.bulk_run import BulkRun
+from django_delayq.operators.bulk_run import BulkRun, decoded, stored_options
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.operators.message_search import by_key
 from django_delayq.operators.replay import replay
@@ -40,6 +40,7 @@ from django_delayq.operators.waiting_orders import (
 from django_delayq.operators.waiting_selection import WaitingSelection
 from django_delayq.store import get_store
 from django_delayq.store.store import RedisStore
+from django_delayq.tasks.argument_edit import ArgumentEdit
 from tests.app.sql_tasks import count
 from tests.app.tasks import answer, close_order, record
 from tests.archive.test_unarchivable import aside
@@ -315,7 +316,14 @@ def test_records_of_operators_keep_no_value(hands: Hands) -> None:
     OperatorAction.new("replay", "olga", f"for {SECRET}", selection=f"value = {SECRET}, open")
     OperatorAction.new("cancel", "olga", "mail:anna2", selection="key mail:anna, state dead")
     selection = Selection(key="mail:anna", state="dead").encode()
-    BulkOperation.objects.create(kind="replay", selection=selection, status="done", operator="olga")
+    edit = ArgumentEdit(task="tests.app.tasks.record", argument="value", value=SECRET)
+    BulkOperation.objects.create(
+        kind="replay",
+        selection=selection,
+        options=stored_options({"edit": edit.encode()}),
+        status="done",
+        operator="olga",
+    )
     RecurringTask.objects.create(
         task="t", rule="r", upto_ms=1, pause_reason=f"until {SECRET} answers"
     )
@@ -327,7 +335,9 @@ def test_records_of_operators_keep_no_value(hands: Hands) -> None:
         ("for [erased]", "value = [erased], open"),
         ("mail:anna2", "key [erased], state dead"),
     ]
-    assert Selection.decode(BulkOperation.objects.get().selection).key == "[erased]"
+    operation = BulkOperation.objects.get()
+    assert Selection.decode(operation.selection).key == "[erased]"
+    assert decoded(operation.options)["edit"]["value"] == "[erased]"
     assert RecurringTask.objects.get().pause_reason == "until [erased] answers"
 
 

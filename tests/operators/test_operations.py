@@ -66,6 +66,11 @@ def test_a_paused_topic_is_held_and_says_by_whom(hands: Hands) -> None:
     check_record("pause", words, "the bank is down", topic="orders")
 
 
+def test_a_resume_of_a_topic_that_is_not_paused_leaves_no_record(hands: Hands) -> None:
+    operations.resume(OPERATOR, "orders")
+    assert not OperatorAction.objects.exists()
+
+
 def test_a_resumed_topic_goes_on(hands: Hands) -> None:
     topics.pause_topic("orders")
     close_order.enqueue(1)

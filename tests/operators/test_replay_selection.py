@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 
 from django_delayq.core.exceptions import InvalidMessage
-from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.models import ArchivedMessage, BulkOperation, OperatorAction, OutboxMessage
 from django_delayq.operators import walk as module
-from django_delayq.operators.replay import Replayed, discard, preview_replay, replay
+from django_delayq.operators.replay import (
+    Replayed,
+    discard,
+    preview_discard,
+    preview_replay,
+    replay,
+)
 from tests.operators.test_replay import dead, origins
 
 pytestmark = [
@@ -80,6 +86,19 @@ def test_a_preview_counts_and_shows_the_oldest_and_changes_nothing() -> None:
         preview_replay(topic="default", limit=3).count,
     ) == (12, 3)
     assert ArchivedMessage.objects.filter(replayed_at=None).count() == 11
+    assert not BulkOperation.objects.filter(dry_run=True).exists()
+
+
+def test_a_preview_makes_the_checks_of_the_real_one() -> None:
+    good = dead(2)
+    dead(task="gone")
+    dead(body='{"args": [1, 2, 3, 4], "kwargs": {"no": 1}}')
+    assert preview_discard(topic="default").count == 4
+    found = preview_replay(topic="default")
+    done = replay(topic="default")
+    assert (found.count, found.skipped) == (done.count, done.skipped) == (2, done.skipped)
+    assert [row.pk for row in found.first] == good
+    assert done.skipped == {"unknown task": 1, "arguments refused": 1}
 
 
 # Discarding, and the record of it all

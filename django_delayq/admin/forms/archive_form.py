@@ -139,8 +139,8 @@ def search_parts(text: str) -> dict[str, str]:
     if not text:
         return {}
     prefix, colon, value = text.partition(":")
-    if prefix == "key" and value:
-        return {"key": value}
+    if prefix == "key" and value.rstrip("*"):
+        return {"key_prefix": value[:-1]} if value.endswith("*") else {"key": value}
     if prefix.startswith("args.") and len(prefix) > len("args.") and colon:
         name = prefix if prefix.split(".")[1].isdecimal() else prefix.removeprefix("args.")
         return {"argument": name, "value": value.strip()}
@@ -150,8 +150,8 @@ def search_parts(text: str) -> dict[str, str]:
         raise InvalidMessage(
             _(
                 "%(text)s cannot be searched for. Write a message id (32 hexadecimal "
-                "digits), key:order:1042 for a key, or args.order_id:1042 for an argument"
-                " inside a period."
+                "digits), key:order:1042 for a key, key:order:10* for its beginning, or "
+                "args.order_id:1042 for an argument; the last two inside a period."
             )
             % {"text": ascii(text[:80])}
         ) from None
@@ -178,6 +178,7 @@ def query_of(selection: Selection) -> str:
         q = f"{name if name.startswith('args.') else f'args.{name}'}:{selection.value}"
     else:
         q = f"key:{selection.key}" if selection.key else selection.message_id
+        q = f"key:{selection.key_prefix}*" if selection.key_prefix else q
     zone = timezone.get_default_timezone()
     values = {
         "state": selection.state,

@@ -75,7 +75,7 @@ def archive_view(request: HttpRequest) -> HttpResponse:
     return show(request, "archive.html", _("Archive"), **context)
 
 
-@register_page("archive/csv/", "archive_csv")
+@register_page("archive/csv/", "archive_csv", "download_messages")
 def archive_csv_view(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """All rows that match the filters."""
     form = ArchiveForm(request.GET, permitted_topics(request.user))
@@ -99,8 +99,11 @@ def _is_permitted(request: HttpRequest, form: ArchiveForm) -> bool:
         form.add_error(
             "q", _("To search for an argument you need the permission to see arguments.")
         )
-    elif form.selection.argument and not (form.selection.since or form.selection.until):
-        form.add_error("q", _("A search for an argument needs a period. Choose one."))
+    elif (form.selection.argument or form.selection.key_prefix) and not (
+        form.selection.since or form.selection.until
+    ):
+        words = _("A search for an argument or the beginning of a key needs a period. Choose one.")
+        form.add_error("q", words)
     return not form.errors
 
 

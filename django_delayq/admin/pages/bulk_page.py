@@ -28,6 +28,7 @@ from .. import csv_export
 from ..forms import waiting_form
 from ..forms.archive_form import query_of, selection_from
 from ..forms.bulk_form import BulkForm
+from ..forms.edit_fields import edit_initial
 from ..keyset import newest_first
 from ..site import back, may, register_action, register_page, show, url
 
@@ -59,7 +60,7 @@ def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
         return _waiting_page(request, operation)
     with suppress(InvalidMessage):  # a newer version may have written what this one does not know
         selection = Selection.decode(operation.selection)
-        again = f"kind={operation.kind}&{query_of(selection)}"
+        again = f"kind={operation.kind}&{query_of(selection)}&again={operation.pk}"
         if operation.kind == BulkKind.REPLAY and operation.started_at and operation.count:
             same = Selection(topic=selection.topic, task=selection.task, since=operation.started_at)
             ended_since = query_of(same)
@@ -74,7 +75,7 @@ def bulk_view(request: HttpRequest, pk: int) -> HttpResponse:
     )
 
 
-@register_page("bulk/<int:pk>/csv/", "bulk_csv")
+@register_page("bulk/<int:pk>/csv/", "bulk_csv", "download_messages")
 def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
     """The messages of an operation: all, those that were changed, or those that were skipped."""
     operation = _found(request, pk)
@@ -83,8 +84,14 @@ def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
         rows = rows.exclude(skipped="")
     elif only == "changed":
         rows = _dealt_with(operation, rows).filter(skipped="")
-    parts = csv_export.written(rows.iterator(chunk_size=csv_export.ROWS), CSV_COLUMNS)
-    return csv_export.streamed(request, parts, f"operation-{pk}")
+    return csv_export.streamed(
+        request,
+        rows.iterator(chunk_size=csv_export.ROWS),
+        CSV_COLUMNS,
+        f"operation-{pk}",
+        selection=f"messages of operation {pk}",
+        bulk_operation=operation,
+    )
 
 
 def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpResponse:
@@ -95,6 +102,7 @@ def _waiting_page(request: HttpRequest, operation: BulkOperation) -> HttpRespons
         selection = WaitingSelection.decode(operation.selection)
         if not selection.argument or may(request, "view_payload"):
             query = waiting_form.waiting_query(selection)
+            given |= {"again": str(operation.pk)} if "edit" in options else {}
             again = f"{url(request, 'waiting')}?{query}&{urlencode(given)}"
     return _progress_page(
         request,
@@ -159,7 +167,7 @@ def bulk_new_view(request: HttpRequest) -> HttpResponse:
         return redirect(f"{url(request, 'archive')}?{QueryDict(request.GET['list']).urlencode()}")
     try:
         kind, selection = _asked(request, request.GET)
-        return _form(request, BulkForm(kind, selection, topics=permitted_topics(request.user)))
+        return _form(request, _bulk_form(request, kind, selection, initial=_initial(request)))
     except NotPermitted:
         raise
     except InvalidMessage as error:
@@ -172,15 +180,15 @@ def bulk_start_view(request: HttpRequest) -> HttpResponse:
     filters = QueryDict(request.POST.get("query", ""), mutable=True)
     filters["kind"] = request.POST.get("kind", "")
     kind, selection = _asked(request, filters)
-    form = BulkForm(kind, selection, request.POST, topics=permitted_topics(request.user))
-    if not form.is_valid():
+    form = _bulk_form(request, kind, selection, request.POST)
+    if not form.is_valid() or form.only_shows:
         return _form(request, form)
     try:
         operation = service.start(request.user, kind, selection, **form.options)
     except InvalidMessage as error:
         form.add_error(None, str(error))
         return _form(request, form)
-    messages.success(request, _("The operation is stored. A worker starts it within seconds."))
+    messages.success(request, _("Queued. A worker starts it within seconds."))
     return redirect(url(request, "bulk", pk=operation.pk))
 
 
@@ -207,6 +215,28 @@ def _asked(request: HttpRequest, query: QueryDict) -> tuple[str, Selection]:
     require(request.user, "bulk_operate", *needed, topic=selection.topic)
     service.check_order(kind, selection)
     return kind, selection
+
+
+def _bulk_form(
+    request: HttpRequest, kind: str, selection: Selection, *given: Any, **options: Any
+) -> BulkForm:
+    return BulkForm(
+        kind,
+        selection,
+        *given,
+        topics=permitted_topics(request.user),
+        may_edit=may(request, "edit_message", "view_payload"),
+        **options,
+    )
+
+
+def _initial(request: HttpRequest) -> dict[str, Any]:
+    """What the form shows of the operation that the address names: the same once more."""
+    if not request.GET.get("again", "").isdecimal() or not may(request, "view_payload"):
+        return {}
+    options = decoded(_found(request, int(request.GET["again"][:18])).options)
+    known = {name: options[name] for name in ("delay", "rate") if options.get(name)}
+    return {**known, **edit_initial(options)}
 
 
 def _form(request: HttpRequest, form: BulkForm) -> HttpResponse:

@@ -1,8 +1,10 @@
-"""Finds one message by its id or its key, exactly, wherever it is."""
+"""The search: one message by its id or its key; what has an argument; keys that are like a word. It
+says what it did not search, and offers it."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest, HttpResponse
@@ -11,30 +13,29 @@ from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, OutcomeUnknown, StoreUnavailable
 from ...core.message import parse_id
-from ...operators import message_search
+from ...operators import message_search, wider_search
 from ...operators.message_search import SearchResult
 from ...operators.topic_permission import permitted_topics
 from ..forms.archive_form import search_parts
-from ..site import register_page, show, url
+from ..site import may, register_page, show, url
 
 _KEY = "key:"
-#: Arguments are searched in what ended within this time: each row of it is read.
+#: How far back the archive is searched for an argument or the beginning of a key, as its page says
+#: it.
 _PERIOD = "24h"
 
 
 @register_page("find/", "find")
 def find_view(request: HttpRequest) -> HttpResponse:
-    """Redirects to the message; lists the messages when several topics have such a key.
-
-    `args.name:value` goes on to the archive. While Redis is away SQL alone is searched, and the
-    page says so.
-    """
+    """Redirects to the message of an id or a key; lists several. While Redis is away SQL alone is
+    searched, and the page says so."""
     query, topic = request.GET.get("q", "").strip(), request.GET.get("topic", "")
+    parts: dict[str, str] = {}
     with suppress(InvalidMessage):  # else it is an id or a key
         # A key that looks like args.order_id:1042 needs key: before it.
-        if "argument" in search_parts(query):
-            narrowed = {"q": query, "period": _PERIOD, **({"topic": topic} if topic else {})}
-            return redirect(f"{url(request, 'archive')}?{urlencode(narrowed)}")
+        parts = search_parts(query)
+    if "argument" in parts:
+        return _argument_page(request, query, topic, parts)
     hits, problem, away = list[SearchResult](), "", ""
     if query:
         try:
@@ -45,6 +46,77 @@ def find_view(request: HttpRequest) -> HttpResponse:
             hits, away = _hits(request, query, topic, redis=False), str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
+    word = query.removeprefix(_KEY).removesuffix("*")
+    similar: Any = []
+    if word and not hits and not problem and not away:
+        similar = wider_search.similar_keys(word, topic, permitted_topics(request.user))
+    offers = _offers(request, word, topic) if word and not hits else []
+    return _page(
+        request, query, topic, hits, problem=problem, away=away, similar=similar, offers=offers
+    )
+
+
+def _argument_page(
+    request: HttpRequest, query: str, topic: str, parts: dict[str, str]
+) -> HttpResponse:
+    """Messages with an argument, live and archived."""
+    name, value = parts["argument"], parts["value"]
+    if not may(request, "view_payload"):
+        problem = _("To search for an argument you need the permission to see arguments.")
+        return _page(request, query, topic, [], problem=problem)
+    away, offers = "", []
+    try:
+        found = wider_search.by_argument(name, value, topic, permitted_topics(request.user))
+    except InvalidMessage as error:
+        return _page(request, query, topic, [], problem=str(error))
+    except (StoreUnavailable, OutcomeUnknown) as error:
+        away = str(error)
+        found = wider_search.ArgumentHits(hits=[], all_waiting=True, all_ended=False)
+    waiting = _query(topic=topic, argument=f"{name}={value}")
+    if not found.all_waiting:
+        offers.append((_("All waiting messages"), f"{url(request, 'waiting')}?{waiting}"))
+    for period, words in (("24h", ""), ("7d", _("What ended in the last 7 days"))):
+        if words or not found.all_ended:
+            there = f"{url(request, 'archive')}?{_query(q=query, period=period, topic=topic)}"
+            offers.append((words or _("All that ended in the last 24 hours"), there))
+    return _page(
+        request, query, topic, list(found.hits), away=away, offers=offers, is_argument=True
+    )
+
+
+def _offers(request: HttpRequest, word: str, topic: str) -> list[tuple[str, str]]:
+    """What was not searched, and where it can be."""
+    waiting, archive = url(request, "waiting"), url(request, "archive")
+    offers = [
+        (
+            _("Waiting messages whose keys begin with %(word)s"),
+            f"{waiting}?{_query(topic=topic, key_prefix=word)}",
+        ),
+        (
+            _("Keys of the last 24 hours that begin with %(word)s"),
+            f"{archive}?{_query(q=f'{_KEY}{word}*', period=_PERIOD, topic=topic)}",
+        ),
+    ]
+    if may(request, "view_payload"):
+        find = url(request, "find")
+        offers.insert(
+            0,
+            (
+                _("Any argument that is %(word)s: waiting, or ended in the last 24 hours"),
+                f"{find}?{_query(q=f'args.*:{word}', topic=topic)}",
+            ),
+        )
+    return [(text % {"word": word[:60]}, address) for text, address in offers]
+
+
+def _query(**parts: str) -> str:
+    return urlencode({name: value for name, value in parts.items() if value})
+
+
+def _page(
+    request: HttpRequest, query: str, topic: str, hits: list[SearchResult], **context: Any
+) -> HttpResponse:
+    similar = context.pop("similar", ())
     return show(
         request,
         "find.html",
@@ -52,8 +124,8 @@ def find_view(request: HttpRequest) -> HttpResponse:
         query=query,
         topic=topic,
         rows=[(hit, result_url(request, hit)) for hit in hits],
-        problem=problem,
-        away=away,
+        similar=[(hit, result_url(request, hit)) for hit in similar],
+        **context,
     )
 
 

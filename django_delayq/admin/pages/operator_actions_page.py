@@ -17,7 +17,7 @@ ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
     "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
     "cancel bulk", "move", "shift", "archive again",
-    "create token", "revoke token", "move store", "mark",
+    "create token", "revoke token", "move store", "mark", "download",
 )  # fmt: skip
 
 

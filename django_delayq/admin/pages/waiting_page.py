@@ -3,47 +3,59 @@ them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.contrib import messages
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.utils.translation import gettext as _
 
 from ...core.exceptions import InvalidMessage, NotPermitted
+from ...operators import bulk
+from ...operators.bulk_run import decoded
 from ...operators.topic_permission import permitted_topics
 from ...operators.waiting_orders import WaitingPreview, preview_waiting, start_waiting
 from ...tasks.redaction import call_in_one_line
+from ..forms.edit_fields import edit_initial
 from ..forms.waiting_form import WaitingChangeForm, WaitingFilters, initial_from
 from ..site import may, register_action, register_page, show, url
 from .bulk_page import is_anybody_there
 
+#: Messages that the page shows, so that they can be ticked.
+SHOWN = 50
+#: Seconds that a page counts messages when it is asked to count them all.
+COUNTS_FOR = 8.0
+
 
 @register_page("waiting/", "waiting")
 def waiting_view(request: HttpRequest) -> HttpResponse:
-    """The messages that fit the filters of the address."""
+    """The messages that fit the filters of the address. With `count=all` they are counted for some
+    seconds."""
     filters = WaitingFilters(request.GET, permitted_topics(request.user))
-    about, problem = _about(request, filters) if request.GET else (None, "")
+    about, problem = None, ""
+    if request.GET:
+        seconds = COUNTS_FOR if request.GET.get("count") == "all" else 0.0
+        about, problem = _about(request, filters, seconds)
     form = None
-    if about is not None and may(request, "bulk_operate", "cancel_message"):
-        form = WaitingChangeForm(
-            filters.selection,
-            about,
-            initial=initial_from(request.GET),
-            targets=permitted_topics(request.user, "bulk_operate", "cancel_message"),
-        )
+    if about is not None and _may_order(request):
+        initial = {**initial_from(request.GET), **_initial_edit(request)}
+        form = _change_form(request, filters, about, initial=initial)
     return _page(request, filters, about, form, problem)
 
 
-@register_action("waiting/start/", "waiting_start", "bulk_operate", "cancel_message")
+@register_action("waiting/start/", "waiting_start", "bulk_operate")
 def waiting_start_view(request: HttpRequest) -> HttpResponse:
     """Store the operation and go to its page. A form that is sent twice stores it once."""
+    if not _may_order(request):
+        raise PermissionDenied
     query = QueryDict(request.POST.get("query", ""))
     filters = WaitingFilters(query, permitted_topics(request.user))
     about, problem = _about(request, filters)
     if about is None:
         return _page(request, filters, None, None, problem)
-    targets = permitted_topics(request.user, "bulk_operate", "cancel_message")
-    form = WaitingChangeForm(filters.selection, about, request.POST, targets=targets)
-    if form.is_valid():
+    form = _change_form(request, filters, about, request.POST)
+    if form.is_valid() and not form.only_shows:
         try:
             operation = start_waiting(
                 request.user,
@@ -56,18 +68,52 @@ def waiting_start_view(request: HttpRequest) -> HttpResponse:
         except InvalidMessage as error:
             form.add_error(None, str(error))
         else:
-            words = _("The operation is stored. A worker starts it within seconds.")
+            words = _("Queued. A worker starts it within seconds.")
             messages.success(request, words)
             return redirect(url(request, "bulk", pk=operation.pk))
     return _page(request, filters, about, form, problem)
 
 
-def _about(request: HttpRequest, filters: WaitingFilters) -> tuple[WaitingPreview | None, str]:
+def _may_order(request: HttpRequest) -> bool:
+    return may(request, "bulk_operate") and (
+        may(request, "cancel_message") or may(request, "edit_message", "view_payload")
+    )
+
+
+def _change_form(
+    request: HttpRequest,
+    filters: WaitingFilters,
+    about: WaitingPreview,
+    *given: Any,
+    **options: Any,
+) -> WaitingChangeForm:
+    return WaitingChangeForm(
+        filters.selection,
+        about,
+        *given,
+        targets=permitted_topics(request.user, "bulk_operate", "cancel_message"),
+        may_change=may(request, "cancel_message"),
+        may_edit=may(request, "edit_message", "view_payload"),
+        **options,
+    )
+
+
+def _initial_edit(request: HttpRequest) -> dict[str, str]:
+    """The edit of the operation that the address names: the same once more."""
+    again = request.GET.get("again", "")
+    if not again.isdecimal() or not may(request, "view_payload"):
+        return {}
+    return edit_initial(decoded(bulk.get(int(again[:18]), request.user).options))
+
+
+def _about(
+    request: HttpRequest, filters: WaitingFilters, seconds: float = 0.0
+) -> tuple[WaitingPreview | None, str]:
     """What fits, or why these filters cannot be used."""
     if not filters.is_valid():
         return None, ""
     try:
-        return preview_waiting(request.user, filters.selection), ""
+        return preview_waiting(request.user, filters.selection, seconds=seconds, shown=SHOWN), ""
     except NotPermitted:
         raise
     except InvalidMessage as error:
@@ -82,6 +128,7 @@ def _page(
     problem: str,
 ) -> HttpResponse:
     may_see = may(request, "view_payload")
+    query = filters.query
     return show(
         request,
         "waiting.html",
@@ -94,5 +141,28 @@ def _page(
             (message, call_in_one_line(message) if may_see else "")
             for message in (about.sample if about else ())
         ],
+        can_tick=_may_order(request) and not (about and len(about.sample) == about.count == 1),
+        kept=[
+            (name, value)
+            for name, value in query.items()
+            if name not in ("id", "ids", "count", "again") and value
+        ],
+        all_that_fit=_without_ids(query),
+        count_all=_count_all(request) if about and about.more else "",
         nobody=form is not None and not is_anybody_there(),
     )
+
+
+def _without_ids(query: QueryDict) -> str:
+    """The query string of the same filters, without the ticked messages."""
+    rest = query.copy()
+    for name in ("id", "ids", "again"):
+        rest.pop(name, None)
+    return f"?{rest.urlencode()}"
+
+
+def _count_all(request: HttpRequest) -> str:
+    """The query string of the same page that counts for some seconds."""
+    query = request.GET.copy()
+    query["count"] = "all"
+    return f"?{query.urlencode()}" if request.method == "GET" else ""

@@ -8,7 +8,7 @@ take all with --all. Ctrl-C ends it safely: run it again to go on.
 
 from __future__ import annotations
 
-from ...operators.replay import discard
+from ...operators.replay import discard, preview_discard
 from ..selecting import SelectingVerb
 
 
@@ -17,5 +17,7 @@ class Command(SelectingVerb):
 
     past = "discarded"
     change = staticmethod(discard)
+    foresee = staticmethod(preview_discard)
     passed = ("reason", "by", "limit")
+    foreseen = ("limit",)
     reason_required = True

@@ -3,16 +3,26 @@
 --   that was read. Twice is once.
 --   What a limit holds back may be under another now: the next claim sees to it.
 -- KEYS: the partition (shared/partition.lua). Shared: wake, lanes.
--- ARGV: id, the record as it was read, the record to be.
--- Returns: OK, RUNNING, NOT_FOUND, or CHANGED when another call was quicker.
-local id, before, after = ARGV[1], ARGV[2], ARGV[3]
-local record = redis.call('HGET', MESSAGES, id)
-if not record then return 'NOT_FOUND' end
-if record == after then return 'OK' end
-local score = redis.call('ZSCORE', lane_of(record), id)
-if not score then return 'RUNNING' end
-if record ~= before then return 'CHANGED' end
-redis.call('HSET', MESSAGES, id, after)
-local due = due_in(score)
-if due < tonumber(score) then park({[lane_of(after)] = {due, id}}) end
-return 'OK'
+-- ARGV: id, the record as it was read, the record to be, for each (500 at most).
+-- Returns: one word per id: OK, RUNNING, NOT_FOUND, or CHANGED when another call was quicker.
+local answers, moves = {}, {}
+for at = 1, #ARGV, 3 do
+  local id, before, after = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local record = redis.call('HGET', MESSAGES, id)
+  local score = record and redis.call('ZSCORE', lane_of(record), id)
+  local word = 'OK'
+  if not record then
+    word = 'NOT_FOUND'
+  elseif record ~= after and not score then
+    word = 'RUNNING'
+  elseif record ~= after and record ~= before then
+    word = 'CHANGED'
+  elseif record ~= after then
+    redis.call('HSET', MESSAGES, id, after)
+    local due = due_in(score)
+    if due < tonumber(score) then move(moves, lane_of(after), due, id) end
+  end
+  answers[#answers + 1] = word
+end
+park(moves)
+return answers

@@ -1,0 +1,118 @@
+"""Searches beyond an exact id or key: for an argument, and for keys that are like a word. Each
+reads a bounded number of messages, and says what it has left out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.utils import timezone
+
+from ..archive.search import page_of
+from ..archive.selection import Selection
+from ..client.topics import list_messages
+from ..core.message import Message
+from ..models import ArchivedMessage
+from ..outbox.existing import every_topic
+from ..outbox.listing import list_outbox
+from .message_search import SearchResult, archived_hit, by_key, live_hit
+from .topic_permission import Topics
+from .waiting_selection import PLACES, WaitingSelection, pages
+
+#: Waiting messages that a search for an argument reads at most, and topics that it looks into.
+READS, TOPICS = 2_000, 50
+#: How far back the archive is searched for an argument.
+BACK = timedelta(hours=24)
+#: Hits that are shown.
+HITS = 20
+#: Newest rows of the archive, and waiting messages of each topic, whose keys say how keys look.
+RECENT, RECENT_OF_TOPIC = 500, 50
+#: Keys of one form that are looked up.
+GUESSES = 20
+
+_SEPARATORS = re.compile(r"[^0-9A-Za-z]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentHits:
+    """What a search for an argument has found."""
+
+    hits: Sequence[SearchResult]
+    """Waiting messages first."""
+    all_waiting: bool
+    """Whether all waiting messages were read."""
+    all_ended: bool
+    """Whether all was read that ended in the last 24 hours."""
+
+
+def by_argument(argument: str, value: str, topic: str = "", topics: Topics = None) -> ArgumentHits:
+    """Messages with this argument: among the waiting ones, and among those that ended in the last
+    24 hours. Only of these topics. Raises InvalidMessage, UnknownTopic and StoreUnavailable."""
+    waiting = WaitingSelection(topic=topic, argument=argument, value=value)
+    hits, read, all_waiting = list[SearchResult](), 0, True
+    for page in _pages_of(waiting, topics):
+        hits += map(live_hit, page)
+        read += RECENT
+        if read >= READS or len(hits) >= HITS:
+            all_waiting = False
+            break
+    ended = Selection(
+        topic=topic,
+        argument=argument,
+        value=value,
+        since=timezone.now() - BACK,
+        topics=None if topics is None else tuple(sorted(topics)),
+    )
+    found = page_of(ended, size=HITS)
+    rows = [archived_hit(row) for row in found.rows]
+    return ArgumentHits(
+        hits=[*hits[:HITS], *rows], all_waiting=all_waiting, all_ended=found.complete
+    )
+
+
+def _pages_of(selection: WaitingSelection, topics: Topics) -> Iterator[Sequence[Message]]:
+    """The messages that fit: a page for each 500 that were read."""
+    for topic in selection.topics():
+        if topics is None or topic in topics:
+            for place in reversed(PLACES):
+                for page in pages(selection, topic, place):
+                    if page.messages or page.cursor:
+                        yield page.messages
+
+
+def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence[SearchResult]:
+    """Messages whose keys are like others but for their ends, with this text there: `order:4711`
+    for 4711. And those of the newest keys that have the text as a part. Raises StoreUnavailable."""
+    prefixes = Counter[tuple[str, str]]()
+    exact = dict[tuple[str, str], None]()
+    for where, key in _recent_keys(topic, topics):
+        if query in _SEPARATORS.split(key):
+            exact[where, key] = None
+        if match := re.match(r"(.*[^0-9A-Za-z])[0-9A-Za-z]+$", key, re.DOTALL):
+            prefixes[where, match[1]] += 1
+    guessed = [(where, prefix + query) for (where, prefix), _ in prefixes.most_common(GUESSES)]
+    found = dict[str, SearchResult]()
+    for where, key in list(dict.fromkeys([*exact, *guessed]))[: 2 * GUESSES]:
+        if len(key) <= 256:
+            found |= {hit.message_id: hit for hit in by_key(key, where)}
+    return list(found.values())[:HITS]
+
+
+def _recent_keys(topic: str, topics: Topics) -> Iterator[tuple[str, str]]:
+    """Topics and keys of the newest rows, and of what is due first."""
+    rows = ArchivedMessage.objects.order_by("-pk").values_list("topic", "key")
+    for where, key in rows[:RECENT]:
+        if key and where in _among(topic, topics, [where]):
+            yield where, key
+    for where in _among(topic, topics, every_topic())[:TOPICS]:
+        for listed in (list_messages, list_outbox):
+            for message in listed(where, limit=RECENT_OF_TOPIC).messages:
+                if message.key:
+                    yield where, message.key
+
+
+def _among(topic: str, topics: Topics, these: Sequence[str]) -> list[str]:
+    return [name for name in these if topic in ("", name) and (topics is None or name in topics)]
