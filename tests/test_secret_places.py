@@ -331,7 +331,9 @@ def test_an_edit_keeps_what_is_hidden(root: Client, pay: Any, way: str, hands: H
     data = form_of(root, address("message", **where), "edit_form")
     if way == "broken function":
         return
-    answer = root.post(address("message_edit", **where), data | {"argument_order_id": "8"})
+    answer = root.post(
+        address("message_edit", **where), data | {"argument_order_id": "8", "reason": "x"}
+    )
     assert answer.status_code == 302
     assert handle.get().args == [8, *ARGUMENTS[1:]]
 
@@ -342,7 +344,9 @@ def test_an_edit_changes_what_is_hidden(root: Client, pay: Any, way: str, hands:
     data = form_of(root, address("message", **where), "edit_form")
     if way == "broken function":
         return
-    answer = root.post(address("message_edit", **where), data | {"argument_card": "new"})
+    answer = root.post(
+        address("message_edit", **where), data | {"argument_card": "new", "reason": "x"}
+    )
     assert answer.status_code == 302
     assert handle.get().args == [7, "new", ARGUMENTS[2]]
 
@@ -362,7 +366,7 @@ def test_the_mark_is_never_written_into_a_message(root: Client, pay: Any, hands:
 def test_a_dead_letter_is_replayed_with_its_true_arguments_or_not_at_all(
     root: Client, letter: Handle, way: str, hands: Hands
 ) -> None:
-    answer = root.post(address("archived_replay", pk=only_row().pk), {}, follow=True)
+    answer = root.post(address("archived_replay", pk=only_row().pk), {"reason": "x"}, follow=True)
     text = clean(answer.content)
     if way == "encrypted":
         hands.relay()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from django.db.models import Case, Count, F, Max, Min, Q, When
+from django.db.models import Case, Count, F, Max, Min, Q, Value, When
 from django.db.models.functions import Left
 from django.utils import timezone
 
@@ -48,6 +48,8 @@ class Group:
     """Of the last seven days."""
     message: str = ""
     """The beginning of the newest one's error message, when it was asked for."""
+    died_again: bool = False
+    """Whether the newest one is a replay: it died before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,18 +130,21 @@ def grouped(
     named = named.order_by("-hour", "-day", "-week", "task", "error")
     found = [Group(**values) for values in named[: MOST_GROUPS + 1]]
     groups = found[:MOST_GROUPS]
-    if messages:
+    if groups:
         # The newest rows are found by their instants, which the index has. Few rows have the same
         # instant.
         newest = rows.filter(finished_at__in={group.newest_at for group in groups})
-        texts = newest.annotate(error=_ERROR).values_list(
-            "task", "error", "finished_at", Left("error_message", MESSAGE_LENGTH)
-        )
-        message_of = {tuple(group): text for *group, text in texts[: 10 * MOST_GROUPS]}
-        groups = [
-            replace(group, message=message_of.get((group.task, group.error, group.newest_at), ""))
-            for group in groups
-        ]
+        text = Left("error_message", MESSAGE_LENGTH) if messages else Value("")
+        newest = newest.annotate(error=_ERROR, text=text)
+        columns = ("task", "error", "finished_at", "text", "replay_of")
+        of_group = {
+            tuple(group): (text, replay_of is not None)
+            for *group, text, replay_of in newest.values_list(*columns)[: 10 * MOST_GROUPS]
+        }
+        nothing = "", False
+        for number, group in enumerate(groups):
+            found_of = of_group.get((group.task, group.error, group.newest_at), nothing)
+            groups[number] = replace(group, message=found_of[0], died_again=found_of[1])
     return DeadLetters(
         at=at,
         topic=topic,

@@ -32,7 +32,7 @@ def edited(client: Client, handle: Handle, **changes: str) -> Any:
     data = {field.html_name: field.value() or "" for field in form}
     return client.post(
         path(handle, "message_edit"),
-        data | {f"argument_{name}": text for name, text in changes.items()},
+        data | {"reason": "a test"} | {f"argument_{name}": text for name, text in changes.items()},
     )
 
 

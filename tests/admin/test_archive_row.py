@@ -130,6 +130,7 @@ def test_it_is_replayed_with_other_arguments(as_user: AsUser) -> None:
     data = {field.html_name: field.value() or "" for field in form} | {
         "argument_order_id": "5",
         "edited": "1",
+        "reason": "mended",
     }
     client.post(address("archived_replay", pk=row.pk), data)
     assert b"[5]" in bytes(OutboxMessage.objects.get().record) or b'"args":[5]' in bytes(
@@ -158,7 +159,9 @@ def test_a_redacted_one_needs_other_arguments(as_user: AsUser) -> None:
     assert "can only be replayed with arguments that you write" in page
     assert 'id="delayq-replay-reason"' not in page
     answer = client.post(
-        address("archived_replay", pk=row.pk), {"next": address("archived", pk=row.pk)}, follow=True
+        address("archived_replay", pk=row.pk),
+        {"reason": "x", "next": address("archived", pk=row.pk)},
+        follow=True,
     )
     assert "was not replayed: redacted" in answer.content.decode()
 

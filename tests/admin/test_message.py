@@ -132,7 +132,9 @@ def test_a_message_that_waits_in_the_database_says_so_and_takes_everything(
     html = html_of(operator, handle)
     assert "It waits in the outbox" in html and "yes: the database has it" in html
     assert edited(operator, handle, order_id="2").status_code == 302
-    operator.post(path(handle, "message_reschedule"), {"delay": "2", "delay_unit": "86400"})
+    operator.post(
+        path(handle, "message_reschedule"), {"delay": "2", "delay_unit": "86400", "reason": "x"}
+    )
     message = handle.get()
     assert message and list(message.args) == [2]
     assert abs(message.due_at - datetime.now(tz=timezone.utc) - timedelta(days=2)) < timedelta(

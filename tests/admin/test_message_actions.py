@@ -26,6 +26,8 @@ from tests.hands import DAY, ORDERS, PAST, Hands
 
 __all__ = ["operator", "waiting"]  # fixtures
 
+WHY = {"reason": "a test"}
+
 
 def test_cancel_takes_it_back_and_records_why(
     operator: Client, waiting: Handle, hands: Hands
@@ -92,7 +94,7 @@ def test_run_now_promises_only_what_is_true(
     if until is not None:
         end = datetime.fromisoformat(f"{until}+00:00") if until else None
         topics.pause_topic("orders", by="ada", reason="x", until=end)
-    html = operator.post(path(waiting, "message_run_now"), follow=True).content.decode()
+    html = operator.post(path(waiting, "message_run_now"), WHY, follow=True).content.decode()
     told = re.search(r'<ul class="messagelist">.*?</ul>', html, re.DOTALL)
     assert told and words in told[0]
     assert ("as soon as a worker is free" in html) == (until is None and served)
@@ -100,7 +102,7 @@ def test_run_now_promises_only_what_is_true(
 
 def test_run_now_makes_it_due(operator: Client, waiting: Handle, hands: Hands) -> None:
     here = f"{path(waiting)}?moment=1"
-    assert operator.post(path(waiting, "message_run_now"), {"next": here}).url == here
+    assert operator.post(path(waiting, "message_run_now"), {**WHY, "next": here}).url == here
     assert hands.work(ORDERS) == 1
     assert OperatorAction.objects.get().action == "run now"
 
@@ -116,7 +118,10 @@ def test_run_now_makes_it_due(operator: Client, waiting: Handle, hands: Hands) -
 def test_reschedule_moves_it_by_a_time_from_now(
     operator: Client, waiting: Handle, data: dict[str, str], due_in: timedelta
 ) -> None:
-    assert operator.post(path(waiting, "message_reschedule"), {**data, "at": ""}).status_code == 302
+    assert (
+        operator.post(path(waiting, "message_reschedule"), {**data, **WHY, "at": ""}).status_code
+        == 302
+    )
     message = waiting.get()
     assert message
     assert abs(message.due_at - datetime.now(tz=timezone.utc) - due_in) < timedelta(seconds=10)
@@ -129,7 +134,7 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
     assert "Time zone Asia/Tokyo" in html_of(operator, waiting)
     operator.post(
         path(waiting, "message_reschedule"),
-        {"delay": "", "delay_unit": "60", "at": "2030-01-01T09:00:01"},
+        {"delay": "", "delay_unit": "60", "at": "2030-01-01T09:00:01", **WHY},
     )
     message = waiting.get()
     assert message and message.due_at == datetime(2030, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
@@ -215,9 +220,9 @@ def test_an_edit_over_the_edit_of_another_is_refused(operator: Client, waiting: 
 
 ACTIONS: list[tuple[str, dict[str, str]]] = [
     ("message_cancel", {"reason": "paid twice"}),
-    ("message_run_now", {}),
-    ("message_reschedule", {"delay": "60", "delay_unit": "1"}),
-    ("message_edit", {"argument_order_id": "7"}),
+    ("message_run_now", WHY),
+    ("message_reschedule", {"delay": "60", "delay_unit": "1", **WHY}),
+    ("message_edit", {"argument_order_id": "7", **WHY}),
 ]
 
 
@@ -276,6 +281,7 @@ def test_edit_of_a_running_message_is_said_in_words(operator: Client, hands: Han
     data = {field.html_name: field.value() or "" for field in form} | {
         "next": path(handle),
         "argument_order_id": "2",
+        **WHY,
     }
     hands.claim(ORDERS)
     html = operator.post(path(handle, "message_edit"), data, follow=True).content.decode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -191,3 +192,22 @@ def test_what_operators_write_is_inert(viewer: Client) -> None:
     assert "alert(1)" in text
     assert "<script>alert" not in text
     assert "\u202e" not in text
+
+
+def test_actions_are_found_by_topic_period_and_text(as_user: Callable[..., Client]) -> None:
+    old = OperatorAction.new("replay", "olga", "INC-77 provider is back", topic="orders")
+    OperatorAction.objects.update(started_at=timezone.now() - timedelta(days=2))
+    OperatorAction.new("pause", "ben", "the bank is down", topic="mail")
+    client = as_user("view_dashboard")
+
+    def found(**query: str) -> tuple[bool, bool]:
+        text = client.get(address("operator_actions"), query).content.decode()
+        return "provider is back" in text, "the bank is down" in text
+
+    assert found() == (True, True)
+    assert found(topic="orders") == (True, False)
+    assert found(period="24h") == (False, True)
+    assert found(text="inc-77") == (True, False)
+    assert found(text="BANK", topic="mail", operator="ben") == (False, True)
+    assert found(text="nobody") == (False, False)
+    assert old.topic == "orders"

@@ -91,7 +91,7 @@ def test_arguments_of_a_dead_letter_are_edited(as_user: AsUser, settle: Any) -> 
     client = as_user("view_dashboard", "view_payload", "edit_message", "replay_message")
     (pk,) = dead(task="tests.settle", topic="orders", body='{"args":[5],"kwargs":{}}')
     form = client.get(address("archived", pk=pk) + "?edit=1").context["form"]
-    data = {field.html_name: field.value() or "" for field in form} | {"edited": "1"}
+    data = {field.html_name: field.value() or "" for field in form} | {"edited": "1", "reason": "x"}
     answer = client.post(address("archived_replay", pk=pk), data)
     assert "Expected `object`, got `int`" in errors_of(answer.context["form"])["argument_order"]
     data["argument_order"] = json.dumps(ORDER_JSON)

@@ -26,7 +26,9 @@ from tests.hands import DAY, Hands, apart
 
 @pytest.fixture
 def client(as_user: Callable[..., Client]) -> Client:
-    return as_user("view_dashboard", "view_payload", "bulk_operate", "cancel_message")
+    return as_user(
+        "view_dashboard", "view_payload", "bulk_operate", "cancel_message", "download_messages"
+    )
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ PERIODS = {
     "30d": timedelta(days=30),
 }
 
-_PERIOD_WORDS = (
+#: What a list of them says.
+PERIOD_WORDS = (
     ("", gettext_lazy("any time")),
     ("1h", gettext_lazy("the last hour")),
     ("24h", gettext_lazy("the last 24 hours")),
@@ -49,9 +50,7 @@ class ArchiveForm(forms.Form):
         label=gettext_lazy("Error class or reason"), required=False, max_length=201, strip=False
     )
     """With = before it: exactly this."""
-    period = forms.ChoiceField(
-        label=gettext_lazy("Finished"), required=False, choices=_PERIOD_WORDS
-    )
+    period = forms.ChoiceField(label=gettext_lazy("Finished"), required=False, choices=PERIOD_WORDS)
     since = InstantField(label=gettext_lazy("From"), required=False)
     until = InstantField(label=gettext_lazy("To"), required=False)
     q = forms.CharField(label=gettext_lazy("Search"), required=False, max_length=500)

@@ -20,7 +20,7 @@ from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
 from ...core.task_report import TaskProgress
 from ...models import ArchivedMessage, Final
-from ...operators import operations
+from ...operators import operations, recent_actions
 from ...operators.topic_permission import is_visible, permitted_topics
 from ...tasks import registry
 from ...tasks.arguments import Arguments
@@ -140,18 +140,19 @@ def archived_view(request: HttpRequest, pk: int) -> HttpResponse:
 @register_action("archive/<int:pk>/replay/", "archived_replay", "replay_message")
 def archived_replay_view(request: HttpRequest, pk: int) -> HttpResponse:
     """Send it again, with other arguments when the form has them."""
-    form = None
+    form, reason = None, request.POST.get("reason", "")
     if "edited" in request.POST:
         operations.require(request.user, "edit_message", "view_payload")
         row = _row(request, pk)
         form = ArgumentsForm(row.task, _given(row), request.POST, topic=row.topic)
         if not form.is_valid():
             return _page(request, row, form)
+    operations.check_reason(reason)
     done = operations.replay_one(
         request.user,
         pk,
         arguments=form.arguments() if form else None,
-        reason=request.POST.get("reason", ""),
+        reason=reason,
     )
     there = f"{url(request, 'find')}?q={done.replayed_by.hex if done.replayed_by else ''}"
     link = format_html('<a href="{}">{}</a>', there, done.replayed_by)
@@ -203,6 +204,10 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         "max_attempts": row.max_attempts or (task.max_attempts if task else None),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
         "runs": [shown_run(run, may(request, "view_payload")) for run in runs],
+        "handled_by": recent_actions.of_dead_letter(row)
+        if row.replayed_at or row.discarded_at
+        else [],
+        "died_again": _after_replay(request, row),
         "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
     }
     if may(request, "view_payload"):
@@ -218,6 +223,14 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
     return show(
         request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context
     )
+
+
+def _after_replay(request: HttpRequest, row: ArchivedMessage) -> list[ArchivedMessage]:
+    """How the message that replays this row has ended."""
+    if row.replayed_by is None:
+        return []
+    rows = limited(request, Selection()).rows().filter(message_id=row.replayed_by)
+    return list(rows.filter(replay_of=row.pk).only("pk", "state", "finished_at")[:_LIVES])
 
 
 def _reported(row: ArchivedMessage) -> dict[str, Any]:

@@ -130,7 +130,10 @@ def message_run_now_view(request: HttpRequest, topic: str, message_id: str) -> H
 @register_action(f"{_ROUTE}reschedule/", "message_reschedule", "cancel_message")
 def message_reschedule_view(request: HttpRequest, topic: str, message_id: str) -> HttpResponse:
     """Give it another due time."""
-    form = WhenForm(request.POST)
+    given = request.POST.copy()
+    if quick := given.get("quick"):  # a button with a time of its own
+        given.update({"delay": quick, "delay_unit": "1", "at": ""})
+    form = WhenForm(given)
     if not form.is_valid():
         return message_view(request, topic, message_id, when_form=form)
     due_at = form.cleaned_data["at"] or _now() + timedelta(seconds=form.cleaned_data["delay"])
@@ -211,4 +214,7 @@ def _now() -> datetime:
 
 
 def _reason(request: HttpRequest) -> str:
-    return request.POST.get("reason", "")[:500]
+    """Raises InvalidMessage when there is none."""
+    reason = request.POST.get("reason", "")[:500]
+    operations.check_reason(reason)
+    return reason
