@@ -8,6 +8,6 @@ from __future__ import annotations
 
 __all__ = [
     "archiver", "archive_rows", "endings", "closing", "exactly_once", "unarchivable", "selection",
-    "search", "dead_letters", "prune", "retention", "months", "month_maker", "partitioning",
-    "argument_match", "erasure",
+    "search", "dead_letters", "facets", "prune", "retention", "months", "month_maker",
+    "partitioning", "argument_match", "erasure",
 ]  # fmt: skip

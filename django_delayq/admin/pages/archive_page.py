@@ -14,6 +14,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from ...archive.archive_rows import reported_in
+from ...archive.facets import facets_of
 from ...archive.row_arguments import read_arguments, visible_arguments
 from ...archive.search import ArchivePage, page_of
 from ...archive.selection import Selection
@@ -25,6 +26,7 @@ from ...operators.topic_permission import is_visible, permitted_topics
 from ...tasks import registry
 from ...tasks.arguments import Arguments
 from .. import csv_export
+from ..facet_links import facet_links
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
 from ..runs import shown_run
@@ -69,6 +71,8 @@ def archive_view(request: HttpRequest) -> HttpResponse:
             "went_newer": bool(after and not before),
             "here": request.GET.urlencode(),
         }
+        if not before and not after and (facets := facets_of(limited(request, selection))):
+            context |= {"facets": facets, "facet_links": facet_links(facets, request.GET)}
         # A search for an argument cannot be a bulk operation.
         if selection.state in ("", Final.DEAD) and not selection.argument:
             context["dead_query"] = query_of(selection.narrowed(state=Final.DEAD, open=True))

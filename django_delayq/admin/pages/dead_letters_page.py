@@ -8,7 +8,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, grouped
+from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters, grouped
+from ...archive.facets import facets_of
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
 from ...models import Final
@@ -26,6 +27,16 @@ class LinkedCount:
     count: int
     is_partial: bool
     query: str
+
+
+def _by_topic(request: HttpRequest, found: DeadLetters) -> list[tuple[str, int]]:
+    """The topics of the newest open ones, with how many of them each has."""
+    seen = permitted_topics(request.user)
+    week = Selection(
+        open=True, since=found.since("week"), topics=None if seen is None else tuple(seen)
+    )
+    facets = facets_of(week)
+    return list(facets.counts["topic"]) if facets else []
 
 
 @register_page("dead-letters/", "dead_letters")
@@ -75,6 +86,7 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         topics=sorted(
             (registry.known_topics() if topics is None else topics) | {found.topic} - {""}
         ),
+        by_topic=_by_topic(request, found),
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )

@@ -29,7 +29,10 @@
   opener.hidden = false;
   opener.addEventListener("click", () => dialog.showModal());
 
-  const TABS = { o: "changelist", d: "dead_letters", a: "archive", s: "statistics", b: "bulk_list", w: "workers" };
+  const TABS = {
+    o: "changelist", d: "dead_letters", a: "archive", s: "statistics", b: "bulk_list", w: "workers",
+    r: "recurring", p: "operator_actions", e: "schedule",
+  };
   const SECOND_KEY_WITHIN_MS = 1500;
   let goPressedAt = -Infinity;
 
@@ -50,7 +53,30 @@
     if (document.dispatchEvent(asked)) window.location.assign(window.location.pathname + window.location.search);
   }
 
+  /* The rows of lists: j and k go to the link of the next and the previous one, which Enter opens; x ticks its box. */
+
+  const linkOf = (row) => row.querySelector("a[href]") || row.querySelector("input[type='checkbox']");
+  const here = () => document.activeElement?.closest(".delayq-table tbody tr");
+
+  function step(by) {
+    const rows = [...root.querySelectorAll(".delayq-table tbody tr")].filter((row) => linkOf(row)?.checkVisibility());
+    const at = rows.indexOf(here());
+    const next = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + by))];
+    if (!next) return false;
+    linkOf(next).focus();
+    next.scrollIntoView({ block: "nearest" });
+    return true;
+  }
+
+  function tick() {
+    const box = here()?.querySelector("input[type='checkbox']");
+    if (box) box.click();
+    return Boolean(box);
+  }
+
   function pressed(key) {
+    if (key === "j" || key === "k") return step(key === "j" ? 1 : -1);
+    if (key === "x") return tick();
     if (key === "?") dialog.showModal();
     else if (key === "/") root.querySelector("#delayq-find")?.focus();
     else if (key === "r") refresh();

@@ -1,0 +1,82 @@
+"""The lists of the pages: facets, saved views, and the keys that go through rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.admin.browser import address
+from tests.admin.bulk_orders import text_of
+from tests.admin.rows import make, make_dead
+from tests.admin.world import World
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
+
+
+def test_a_facet_is_a_link_that_filters_and_one_that_takes_the_filter_away(
+    as_user: Callable[..., Client],
+) -> None:
+    client = as_user("view_dashboard")
+    make_dead(error_class="KeyError")
+    make_dead(error_class="OSError")
+    make()
+    page = client.get(address("archive"), {"state": "dead"})
+    html = page.content.decode()
+    assert "Counted among all messages of the period" in html
+    assert 'href="?state=dead&amp;error=%3DKeyError"' in html
+    narrowed = client.get(f"{address('archive')}?state=dead&error=%3DKeyError").content.decode()
+    assert 'href="?state=dead" aria-current="true"' in narrowed
+
+
+def test_dead_letters_name_the_topics_with_their_counts(as_user: Callable[..., Client]) -> None:
+    make_dead(topic="orders")
+    make_dead(topic="mail")
+    make_dead(topic="mail")
+    text = text_of(as_user("view_dashboard").get(address("dead_letters")))
+    assert "mail 2" in text and "orders 1" in text
+
+
+@pytest.mark.long
+def test_keys_go_through_the_rows_of_a_list(
+    world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+) -> None:
+    for _ in range(3):
+        make_dead()
+    tab = browser_page(as_user(superuser=True))
+    tab.goto(f"{address('archive')}?state=dead")
+    links = tab.locator(".delayq-archive tbody a")
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    assert links.nth(1).evaluate("one => one === document.activeElement")
+    tab.keyboard.press("x")
+    assert tab.locator("input[name=id]").nth(1).is_checked()
+    tab.locator("h1").first.click()
+    links.nth(1).focus()
+    tab.keyboard.press("k")
+    there = links.nth(0).get_attribute("href")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**{there}")
+    for letter, name in (("r", "recurring"), ("p", "operator_actions"), ("e", "schedule")):
+        tab.keyboard.press("g")
+        tab.keyboard.press(letter)
+        tab.wait_for_url(f"**{address(name)}")
+
+
+@pytest.mark.long
+def test_a_view_is_saved_opened_and_removed(
+    world: World, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+) -> None:
+    tab = browser_page(as_user(superuser=True))
+    tab.goto(f"{address('archive')}?state=dead&topic=modes")
+    tab.get_by_text("Saved views").click()
+    tab.get_by_label("Name of this view").fill("<b>dead modes</b>")
+    tab.get_by_role("button", name="Save").click()
+    tab.goto(address("archive"))
+    tab.get_by_role("link", name="<b>dead modes</b>").click()
+    tab.wait_for_url("**state=dead&topic=modes")
+    tab.get_by_role("button", name="Remove the view: <b>dead modes</b>").click()
+    tab.reload()
+    assert tab.get_by_role("link", name="dead modes").count() == 0
