@@ -174,7 +174,9 @@ def test_a_message_of_a_removed_task_is_shown_and_not_edited(
     assert "t.gone" in html and "not declared here" in html
     assert path(handle, "message_edit") not in html
     form = {field.html_name: field.value() or "" for field in ArgumentsForm("t.gone", ([1], {}))}
-    response = operator.post(path(handle, "message_edit"), form | {"argument_args": "[2]"})
+    response = operator.post(
+        path(handle, "message_edit"), form | {"argument_args": "[2]", "reason": "x"}
+    )
     assert (
         response.status_code == 200 and "nobody can tell what it takes" in response.content.decode()
     )

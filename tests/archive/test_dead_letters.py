@@ -218,7 +218,7 @@ def test_all_windows_are_one_query(now: datetime) -> None:
     many(now, 50)
     with CaptureQueriesContext(connection) as queries:
         grouped("orders")
-    assert len(queries) == 3
+    assert len(queries) == 4
     with CaptureQueriesContext(connection) as queries:
         grouped(messages=True)
     assert len(queries) == 4

@@ -14,7 +14,7 @@ from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage
 from tests.operators.test_replay import dead
 
-pytestmark = pytest.mark.databases
+pytestmark = [pytest.mark.databases, pytest.mark.django_db]
 
 
 @pytest.fixture(autouse=True)

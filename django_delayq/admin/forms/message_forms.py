@@ -329,6 +329,7 @@ class PauseForm(forms.Form):
         label=gettext_lazy("Until"),
         choices=(
             ("", gettext_lazy("somebody resumes it")),
+            ("600", gettext_lazy("in 10 minutes")),
             ("900", gettext_lazy("in 15 minutes")),
             ("3600", gettext_lazy("in 1 hour")),
             ("28800", gettext_lazy("in 8 hours")),
