@@ -62,7 +62,8 @@ def _help(request: HttpRequest, concern: Concern, topic: str) -> tuple[str, str]
         address = f"{url(request, 'dead_letters')}?{urlencode({'topic': first})}"
         return address, _("Dead letters")
     if concern.kind == "saturated":
-        return f"{url(request, 'running')}?{urlencode({'topic': first})}", _("What runs")
+        # Not of this topic alone: another one may have taken all threads.
+        return url(request, "running"), _("What runs")
     if concern.kind == "worker_gone":
         address = f"{url(request, 'running')}?{urlencode({'worker': concern.worker})}"
         return address, _("What it held")

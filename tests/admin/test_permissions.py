@@ -15,7 +15,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.test import Client
 from django.utils import timezone as django_timezone
 
-from django_delayq import delayed_task
+from django_delayq import delayed_task, pause_topic
 from django_delayq.admin import site
 from django_delayq.archive.selection import Selection
 from django_delayq.client import decorator
@@ -69,7 +69,10 @@ NEEDED = {
 #: How each of them is called by a test: (user, world) -> whatever it returns.
 CALLS: dict[str, Callable[[Any, World], Any]] = {
     "operations.pause": lambda user, world: operations.pause(user, "orders", reason="a test"),
-    "operations.resume": lambda user, world: operations.resume(user, "orders"),
+    "operations.resume": lambda user, world: (
+        pause_topic("orders", reason="a resume of what is not paused leaves no record"),
+        operations.resume(user, "orders"),
+    ),
     "operations.move": lambda user, world: operations.move(user, "orders", "default"),
     "operations.cancel": lambda user, world: operations.cancel(user, "orders", world.waiting.id),
     "operations.cancel_running": lambda user, world: operations.cancel_running(

@@ -23,7 +23,7 @@ from ..site import may, register_action, register_page, show, url
 from .bulk_page import is_anybody_there
 
 #: Messages that the page shows, so that they can be ticked.
-SHOWN = 50
+SHOWN = 20
 #: Seconds that a page counts messages when it is asked to count them all.
 COUNTS_FOR = 8.0
 
