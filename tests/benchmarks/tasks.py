@@ -16,6 +16,7 @@ __all__ = [
     "io",
     "journal",
     "keyed",
+    "letter",
     "mixed",
     "neighbour",
     "noop",
@@ -41,6 +42,11 @@ def apart(index: int, padding: str) -> None:
 def apart_limited(index: int, padding: str) -> None:
     """The no-op in a child process whose memory is watched."""
     note(index)
+
+
+@delayed_task(topic="letters-by-hand", ttr=30)
+def letter(order: int, note: str) -> None:
+    """What a view sends."""
 
 
 @delayed_task(topic="neighbour", ttr=30)

@@ -171,6 +171,7 @@ class Consumer:
         next_due: list[int] = []
         try:
             while self._hold.must_wait():
+                self._freed.clear()  # it is set since the last outage
                 self._freed.wait(0.05)
             for partition in self._partitions(topics):
                 if len(leased) >= count:

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
 from django.db import Error
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.http.response import HttpResponseNotAllowed
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
@@ -114,6 +115,13 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if error.status_code == 400:
         return Problem(400, "malformed", "The body cannot be read.").response()
     return Problem(error.status_code, "failed", error.message).response()
+
+
+@api.exception_handler(SuspiciousOperation)
+@api.exception_handler(UnreadablePostError)
+def _unreadable(request: HttpRequest, error: Exception) -> HttpResponse:
+    """Too many parameters, say, or a caller who has gone in the middle of the body."""
+    return Problem(400, "malformed", "The call cannot be read.").response()
 
 
 @api.exception_handler(Http404)

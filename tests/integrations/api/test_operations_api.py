@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from typing import Any
@@ -102,6 +103,20 @@ def test_a_name_that_is_no_topic_is_refused(caller: Caller, name: str, api: Redi
     ]
     assert refused == [422] * 5
     assert not api.topics.used_partitions()
+
+
+def test_a_call_that_cannot_be_read_is_the_callers_fault(caller: Caller) -> None:
+    many = "&".join(["limit=1"] * 1001)
+    refused = [caller.client.get(f"/delayq/api/topics/mail/messages?{many}")]
+
+    class Gone(io.BytesIO):
+        def read(self, *args: Any) -> bytes:
+            raise OSError("the caller has gone")
+
+    for address in ("/topics/mail/messages", "/topics/mail/cancel"):
+        given = {"wsgi.input": Gone(), "CONTENT_LENGTH": "2", "CONTENT_TYPE": "application/json"}
+        refused.append(caller.client.generic("POST", f"/delayq/api{address}", b"{}", **given))
+    assert [(each.status_code, each["Content-Type"]) for each in refused] == [(400, PROBLEM)] * 3
 
 
 def test_a_body_beyond_the_limit_of_the_project_is_refused(caller: Caller, settings: Any) -> None:
