@@ -33,6 +33,7 @@ from ..core.exceptions import ConfigurationError, DelayQError, InvalidMessage, S
 from ..core.present import table
 from ..core.times import aware, local
 from ..models import OperatorAction
+from ..pipeline.job_errors import ArrowMissing, Refused
 from ..worker.process.runner import ExitCode
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def failure(error: Exception, done: str = "") -> CommandError:
         if isinstance(error, DelayQError)
         else f"The database failed: {type(error).__name__}: {error}"
     ).strip()
-    if isinstance(error, ConfigurationError | InvalidMessage):
+    if isinstance(error, ConfigurationError | InvalidMessage | Refused | ArrowMissing):
         code = ExitCode.CONFIGURATION
     else:
         code = ExitCode.UNREACHABLE if isinstance(error, StoreUnavailable) else ExitCode.ERROR

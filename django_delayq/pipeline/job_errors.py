@@ -33,6 +33,10 @@ class SparkMissing(DelayQError):
     """Spark cannot be started here."""
 
 
+class ArrowMissing(DelayQError):
+    """pyarrow is not installed: pip install 'django-delayq[arrow]'."""
+
+
 class LakeError(DelayQError):
     """The lake contradicts its commits."""
 

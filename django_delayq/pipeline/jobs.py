@@ -70,9 +70,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 def check_params(name: str, params: Params) -> None:
     """Raise Refused when the job cannot run with these parameters. Needs no Spark."""
     params.options(JOBS[name].options).check(params)
-    if name in SENDING and (params.encrypted or "ENCRYPTION_KEYS" in params.redis.options):
+    if name in SENDING:
+        check_plain(name, params.encrypted or "ENCRYPTION_KEYS" in params.redis.options)
+
+
+def check_plain(what: str, encrypted: bool) -> None:
+    """Raise Refused for what makes messages in bulk, where bodies have to be encrypted."""
+    if encrypted:
         raise Refused(
-            f'{name} writes the bodies of messages in plain text, and DELAYQ["ENCRYPTION_KEYS"] is '
+            f'{what} writes the bodies of messages in plain text, and DELAYQ["ENCRYPTION_KEYS"] is '
             "set. Use enqueue_many() and the replay of the pages or of code: these encrypt."
         )
 

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..core.chunks import chunked
 from ..core.exceptions import FenceChanged
 from . import keys
-from .client import RedisClient
+from .client import Read, RedisClient
 from .keys import Partition
 
 #: Seconds for which the fence of a load is kept after the load was last at work: 30 days.
 FENCE_LIFE = 30 * 86_400
 #: Seconds after which a process prolongs that life.
 RENEW = 3_600.0
+#: Fences that are read in one round trip.
+FENCES = 500
 
 #: id, when, expires, record: see load.lua.
 Loadable = tuple[bytes, str, str, bytes]
@@ -89,18 +92,25 @@ class BulkLoader:
 
         return read
 
-    def fence(self, partition: Partition, job: str) -> dict[str, str]:
-        """The fields of the fence: fingerprint, began (ms), new, same, kept. Empty without a
-        fence."""
+    def fences(self, partitions: Sequence[Partition], job: str) -> list[dict[str, str]]:
+        """The fields of the fence in each partition: fingerprint, began (ms), new, same, kept.
+        Empty without a fence. One round trip for many of them."""
         names = ("fingerprint", "began", "new", "same", "kept")
-        values = self._client.command(
-            "HMGET", keys.fence_key(self._client.prefix, partition, job), *names
-        )
-        return {
-            name: value.decode()
-            for name, value in zip(names, values, strict=True)
-            if value is not None
-        }
+        found = []
+        for page in chunked(partitions, FENCES):
+            reads = [
+                Read("HMGET", None, (keys.fence_key(self._client.prefix, partition, job), *names))
+                for partition in page
+            ]
+            found += [
+                {
+                    name: value.decode()
+                    for name, value in zip(names, values, strict=True)
+                    if value is not None
+                }
+                for values in self._client.read_all(reads)
+            ]
+        return found
 
     def conflicts(self, partition: Partition, job: str) -> Iterator[bytes]:
         """The ids that the load has left to other messages. Only of a load that records them."""

@@ -14,7 +14,8 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from django_delayq.pipeline.params import Redis
-from django_delayq.pipeline.sinks.queue_sink import Loader, LoadSpec, QueueSink, QueueWriter
+from django_delayq.pipeline.sinks.loader import Loader, LoadSpec
+from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
 
 
 class FailingSink(QueueSink):
@@ -82,4 +83,4 @@ class KilledWriter(QueueWriter):
             return load(*arguments)
 
         store.bulk_load.load = counted  # type: ignore[method-assign]
-        return Loader(store, spec).run(iterator)
+        return WrittenMessages(*Loader(store, spec).run(iterator))

@@ -288,7 +288,7 @@ def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> No
         ({"edits": {"amuont": "1"}}, "'amuont' fits no task"),
         (
             {"edits": {"amount": "finished_at"}},
-            "edit of 'amount' is of type timestamp.*date_format",
+            "edit of 'amount' is of type timestamp.*ISO 8601",
         ),
         ({"edits": {"amount": "args[0]"}}, "variant.*variant_get"),
         ({"edits": {"amount": "nothing"}}, "edit amount='nothing' does not fit"),

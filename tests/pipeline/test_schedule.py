@@ -28,20 +28,15 @@ from django_delayq.core.exceptions import (
 from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.bulk_load import loads, messages
-from django_delayq.pipeline.bulk_load.messages import FrameTotals
+from django_delayq.pipeline.bulk_load import loads, message_frames, messages
+from django_delayq.pipeline.bulk_load.messages import LoadTotals
+from django_delayq.pipeline.bulk_load.send_file import send_file
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.params import ParameterSpec, Params, TaskSpec
-from django_delayq.pipeline.sinks import queue_sink
-from django_delayq.pipeline.sinks.queue_sink import (
-    Loader,
-    LoadSpec,
-    Pace,
-    QueueSink,
-    QueueWriter,
-    WrittenMessages,
-)
+from django_delayq.pipeline.params import ParameterSpec, Params, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.sinks import loader
+from django_delayq.pipeline.sinks.loader import Loader, LoadSpec, Pace
+from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -141,7 +136,7 @@ def test_a_job_that_was_broken_off_adds_the_rest(
 ) -> None:
     spark.dataSource.register(FailingSink)
     with monkeypatch.context() as patch:
-        patch.setattr(loads, "FORMAT", "delayq_failing")
+        patch.setattr(message_frames, "FORMAT", "delayq_failing")
         with pytest.raises(
             DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"
         ):
@@ -416,7 +411,7 @@ def test_a_load_that_redis_has_no_room_for_is_refused(
 def test_the_memory_is_that_of_the_server(crowd: RedisStore) -> None:
     ((used, most),) = loads._memory(crowd)
     assert used > 100_000 and most == 0
-    assert loads.check_memory(crowd, FrameTotals(10, 100, ""), 10, 3) == ""
+    assert loads.check_memory(crowd, LoadTotals(10, 100, ""), 10, 3) == ""
 
 
 @pytest.mark.long
@@ -441,6 +436,27 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
         raise DelayQError("boo")
 
 
+# Without Spark
+
+
+@pytest.mark.long
+def test_one_process_and_spark_go_on_where_the_other_has_stopped(
+    job: Job, crowd: RedisStore, parquet: str, tmp_path: Path
+) -> None:
+    def alone(name: str, source: str) -> Any:
+        options = ScheduleOptions(job=name, task=TASK, source=source, format="parquet", key="k")
+        return counts(send_file(crowd, options, lambda *step: None))
+
+    (file,) = Path(parquet).glob("part-00001-*.parquet")
+    assert counts(job(str(file))) == (500, 0, 0)
+    assert alone("night", str(file)) == (0, 0, 500)
+    assert alone("morning", str(file)) == (0, 500, 0)
+    finish(crowd, 100)
+    assert counts(job(str(file), job="morning")) == (0, 0, 500)
+    with pytest.raises(Refused, match=r"hash was .* and is"):
+        alone("night", str(next(Path(parquet).glob("part-00000-*.parquet"))))
+
+
 # The sink
 
 
@@ -451,7 +467,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     split(1)
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
-    monkeypatch.setattr(queue_sink, "WAIT", 0.0)
+    monkeypatch.setattr(loader, "WAIT", 0.0)
     part, name = (store.bulk_load, "load") if where == "bulk_load.load" else (store, where)
     real, broken = getattr(part, name), []
 
@@ -585,13 +601,21 @@ def test_the_pace_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_rate_is_shared(spark: Any) -> None:
-    assert loads.share(spark, None, 8) is None
-    assert loads.share(spark, 100, 8) == 50
-    assert loads.share(spark, 100, 1) == 100
+    frame = spark.range(1)
+    assert message_frames.share(frame, None, 8) is None
+    assert message_frames.share(frame, 100, 8) == 50  # of two cores
+    assert message_frames.share(frame, 100, 1) == 100
     growing: Any = SimpleNamespace(
-        conf={"spark.dynamicAllocation.enabled": "true"}, sparkContext=spark.sparkContext
+        sparkSession=SimpleNamespace(
+            conf={"spark.dynamicAllocation.enabled": "true"}, sparkContext=spark.sparkContext
+        )
     )
-    assert loads.share(growing, 100, 8) == 12.5
+    assert message_frames.share(growing, 100, 3) == pytest.approx(100 / 3)
+
+
+def test_the_tasks_follow_the_cluster_and_not_the_partitions(spark: Any) -> None:
+    assert message_frames.tasks_of(spark.range(1), 4_000) == 4
+    assert message_frames.tasks_of(spark.range(1), 3) == 3
 
 
 @pytest.mark.long

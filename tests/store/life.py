@@ -86,7 +86,7 @@ def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
         return store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])()
 
     yield send_load
-    yield lambda: store.bulk_load.fence(PARTITION, "night")
+    yield lambda: store.bulk_load.fences([PARTITION], "night")[0]
     yield lambda: list(store.bulk_load.conflicts(PARTITION, "night"))
 
 

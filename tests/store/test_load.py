@@ -121,7 +121,7 @@ def test_ids_that_do_not_ascend_are_an_error(store: RedisStore) -> None:
         with pytest.raises(StoreError, match="do not ascend"):
             load(store, *ids)
     assert dump(store) == before
-    assert store.bulk_load.fence(PARTITION, "night") == {}
+    assert store.bulk_load.fences([PARTITION], "night")[0] == {}
 
 
 @pytest.mark.parametrize("at", [0, 5, 6, 11, 12, 15])
@@ -150,11 +150,11 @@ def test_loads_do_not_know_of_each_other(store: RedisStore) -> None:
 def test_a_fence_of_other_messages_refuses_and_changes_nothing(store: RedisStore) -> None:
     one, other = ids_of(2)
     load(store, one)
-    before, fence = dump(store), store.bulk_load.fence(PARTITION, "night")
+    before, fence = dump(store), store.bulk_load.fences([PARTITION], "night")[0]
     with pytest.raises(FenceChanged, match="night") as caught:
         load(store, other, as_load=LOAD._replace(fingerprint="4 rows"))
     assert "3 rows" in str(pickle.loads(pickle.dumps(caught.value)))
-    assert (dump(store), store.bulk_load.fence(PARTITION, "night")) == (before, fence)
+    assert (dump(store), store.bulk_load.fences([PARTITION], "night")[0]) == (before, fence)
 
 
 def test_without_messages_it_opens_the_fence(store: RedisStore) -> None:
@@ -163,7 +163,7 @@ def test_without_messages_it_opens_the_fence(store: RedisStore) -> None:
     assert counts(opened) == (0, 0, 0, 0)
     assert load(store, *ids_of(1)).began_ms == opened.began_ms
     assert before["messages"] == {} and wakeups(store) == 1
-    assert store.bulk_load.fence(PARTITION, "night") == {
+    assert store.bulk_load.fences([PARTITION], "night")[0] == {
         "fingerprint": "3 rows",
         "began": str(opened.began_ms),
         "new": "1",
@@ -188,7 +188,7 @@ def test_another_message_with_the_id_is_kept_and_the_same_one_counts_apart(
     assert counts(load(store, kept, same, new)) == (1, 0, 1, 1)
     assert store.queries.find(PARTITION, [kept, same]) == before
     assert counts(load(store, kept, same, new)) == (0, 3, 0, 0)
-    fence = store.bulk_load.fence(PARTITION, "night")
+    fence = store.bulk_load.fences([PARTITION], "night")[0]
     assert (fence["new"], fence["same"], fence["kept"]) == ("1", "1", "1")
     assert counter(store, "enqueued") == 3
 
@@ -246,7 +246,7 @@ def test_a_full_redis_refuses_the_whole_call(store: RedisStore, server: Server) 
         for batch in (ids, ids[:1], []):
             with pytest.raises(StoreFull):
                 load(store, *batch)
-    assert (dump(store), store.bulk_load.fence(PARTITION, "night")) == (before, {})
+    assert (dump(store), store.bulk_load.fences([PARTITION], "night")[0]) == (before, {})
     assert counts(load(store, *ids)) == (2, 0, 0, 1)
 
 

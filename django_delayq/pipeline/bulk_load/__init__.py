@@ -1,11 +1,13 @@
 """The jobs schedule and replay: rows or dead letters -> messages, each once.
 
-Stands on lake/, sources/ and sinks/. Start with schedule.py; loads.py writes for both jobs.
+Stands on lake/, sources/ and sinks/. Start with scheduling.py, the course of a load; schedule.py
+runs it on Spark, send_file.py in one process. loads.py writes for all.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "json_columns", "loads", "messages", "replay", "replay_frames", "replay_marks", "schedule",
-    "schedule_frames", "schedule_source", "task_specs",
+    "json_values", "loads", "message_frames", "messages", "replay", "replay_frames", "replay_marks",
+    "row_files", "row_messages", "schedule", "schedule_source", "scheduling", "send_file",
+    "task_specs",
 ]  # fmt: skip

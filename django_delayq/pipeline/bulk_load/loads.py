@@ -1,27 +1,23 @@
-"""Writes a frame of messages. Checks the fences and the memory of Redis first, and counts what was
-added afterwards."""
+"""Around the writing of messages, by Spark or without: checks the fences and the memory of Redis
+first, and counts what was added afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
 
+from ...core.chunks import chunked
 from ...core.exceptions import DelayQError, StoreError
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from ..job_errors import Code, Refused, cause, code_of
-from ..params import Redis
-from ..sinks.queue_sink import LoadSpec, QueueSink
-from . import messages
-from .messages import FrameTotals
+from ..sinks.loader import LoadSpec
+from .messages import LoadTotals
 
-#: The data source that writes.
-FORMAT = QueueSink.name()
 #: Bytes of a message in Redis beside its body: header, id and due time in two structures (measured:
 #: 265).
 OVERHEAD = 320
@@ -29,6 +25,8 @@ OVERHEAD = 320
 MARGIN = 0.05
 
 COUNTS = ("new", "same", "kept")
+#: Fences that are opened in one round trip. Each takes a connection.
+AT_ONCE = 16
 
 
 class Fences(NamedTuple):
@@ -40,8 +38,7 @@ class Fences(NamedTuple):
 
     def read(self) -> list[dict[str, str]]:
         """The fences that are there."""
-        found = (self.store.bulk_load.fence(partition, self.job) for partition in self.partitions)
-        return [fence for fence in found if fence]
+        return [fence for fence in self.store.bulk_load.fences(self.partitions, self.job) if fence]
 
     def fingerprints(self) -> list[str]:
         """Those of the runs that have begun."""
@@ -100,18 +97,13 @@ class Fences(NamedTuple):
                     "sent again."
                 )
 
-    def add(self, frame: DataFrame, redis: Redis, spec: LoadSpec, delay_ms: int) -> dict[str, int]:
-        """Write messages that are arranged(). Returns what this run has added, for its report."""
+    def add(
+        self, write: Callable[[LoadSpec], object], spec: LoadSpec, delay_ms: int
+    ) -> dict[str, int]:
+        """Have the messages written. Returns what this run has added, for its report."""
         before, rows = self.counts(), spec.rows or 0
-        frame.sparkSession.dataSource.register(QueueSink)
         with self.reporting(before, rows):
-            spec = msgspec.structs.replace(spec, due_ms=self.open(spec) + delay_ms)
-            given = {
-                "redis": msgspec.json.encode(redis).decode(),
-                "load": msgspec.json.encode(spec).decode(),
-            }
-            columns = messages.message_columns(frame)
-            columns.write.format(FORMAT).options(**given).mode("append").save()
+            write(msgspec.structs.replace(spec, due_ms=self.open(spec) + delay_ms))
         return self.added(before, rows)
 
     def open(self, spec: LoadSpec) -> int:
@@ -120,10 +112,16 @@ class Fences(NamedTuple):
         load = BulkLoad(self.job, spec.fingerprint, spec.record_conflicts)
         for topic in {partition.topic for partition in self.partitions}:
             self.store.partitions.counts(topic)  # says that the topic is used
-        began = [
-            self.store.bulk_load.load(partition, load, 0, {}, ())().began_ms
-            for partition in self.partitions
-        ]
+        began, failed = [], None
+        for partitions in chunked(self.partitions, AT_ONCE):
+            opened = [self.store.bulk_load.load(place, load, 0, {}, ()) for place in partitions]
+            for read in opened:
+                try:
+                    began.append(read().began_ms)
+                except DelayQError as error:  # the others have to be read all the same
+                    failed = failed or error
+            if failed is not None:
+                raise failed
         return min(began, default=0)
 
 
@@ -140,7 +138,7 @@ def decode_fingerprint(text: str) -> dict[str, Any]:
         return {}
 
 
-def check_memory(store: RedisStore, total: FrameTotals, applied: int, partitions: int) -> str:
+def check_memory(store: RedisStore, total: LoadTotals, applied: int, partitions: int) -> str:
     """Raise Refused when Redis has no room for the messages that are still to come. Returns a note
     when Redis has no limit.
 
@@ -178,14 +176,3 @@ def _memory(store: RedisStore) -> list[tuple[int, int]]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size >= 1e7 else f"{size / 1e6:,.1f} MB"
-
-
-def share(spark: SparkSession, per_second: float | None, tasks: int) -> float | None:
-    """The rate of each task of Spark. `tasks`: the most that run side by side."""
-    if per_second is None:
-        return None
-    # With dynamic allocation there may be more executors in a moment.
-    grows = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
-    return per_second / max(
-        1, tasks if grows else min(tasks, spark.sparkContext.defaultParallelism)
-    )

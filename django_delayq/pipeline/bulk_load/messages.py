@@ -1,31 +1,26 @@
-"""Frames of messages as format("delayq") writes them. DataFrame in, DataFrame out: no reading, no
-writing."""
+"""What messages of bulk loads are made of: ids, places, headers and the sums that tell two loads
+apart. Arrays of Arrow in, arrays of Arrow out; with Spark and without."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from .. import schemas
 from ..params import TaskSpec
 
 
-class FrameTotals(NamedTuple):
-    """Sums of a frame of messages."""
+class LoadTotals(NamedTuple):
+    """Sums of the messages of a load."""
 
     rows: int
     body_bytes: int
     hash: str
-    """A sum of hashes of its rows: the same rows have the same sum in any order."""
+    """A sum of hashes: the same messages have the same sum in any order."""
 
 
 def header(spec: TaskSpec) -> bytes:
@@ -37,25 +32,15 @@ def header(spec: TaskSpec) -> bytes:
     return with_limit(plain, spec.limit) if spec.limit else plain
 
 
-def ids(name: Column, key: Column) -> Column:
-    """message.key_id(name, key) for every row; null for null. `name` is the topic when the message
+def ids(owners: pa.Array, keys: pa.Array) -> pa.Array:
+    """message.key_id(owner, key) of each row; null for null. An owner is the topic when the message
     has a key, and else `job NUL topic`. No topic has such a name: so the ids are the same in each
     run, and never those of keys."""
-    return arrow_function(_digests, T.BinaryType())(F.concat(name, F.lit("\0"), key))
-
-
-def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Callable[..., Column]:
-    """A function over arrays of Arrow as one over columns. Its annotations are read, so it is no
-    method."""
-    udf: Callable[[Callable[..., pa.Array], T.DataType], Callable[..., Column]] = vars(F)[
-        "arrow_udf"
-    ]  # not in stubs
-    return udf(function, kind)
-
-
-def _digests(names: pa.Array) -> pa.Array:
+    names = pc.binary_join_element_wise(
+        owners.cast(pa.binary()), keys.cast(pa.binary()), pa.scalar(b"\0", pa.binary())
+    )
     blake = hashlib.blake2b
-    texts = names.cast(pa.binary()).to_pylist()
+    texts = names.to_pylist()
     joined = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
     digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
@@ -70,58 +55,46 @@ def _digests(names: pa.Array) -> pa.Array:
     )
 
 
-def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFrame:
-    """With `partition` and `split` by `topic` and `id`, and `cell`, one number for all three.
-    `counts`: numbers of partitions by topic; rows of others get none."""
-    count = first = F.lit(None).cast("int")
-    before = 0
-    for topic, number in counts.items():
-        mine = F.col("topic") == topic
-        count, first = F.when(mine, number).otherwise(count), F.when(mine, before).otherwise(first)
-        before += number * splits
-    # The split is of other bytes than the partition.
-    places = {
-        "partition": (_number(13, 4) % count).cast("int"),
-        "split": (_number(10, 2) % F.lit(splits)).cast("int"),
-    }
-    cell = first + F.col("partition") * F.lit(splits) + F.col("split")
-    return frame.withColumns(places).withColumn("cell", cell)
+PLACES = pa.struct([("partition", pa.int32()), ("split", pa.int32()), ("cell", pa.int32())])
 
 
-def _number(first: int, length: int) -> Column:
-    """Bytes of the id, big-endian."""
-    return F.conv(F.hex(F.substring("id", first, length)), 16, 10).cast("long")
+def places(
+    topics: pa.Array, message_ids: pa.Array, counts: Mapping[str, int], splits: int
+) -> pa.Array:
+    """PLACES of each message: where it goes in a topic of so many partitions, and its cell, one
+    number for topic, partition and split. A cell is written in the order of its ids. Null without
+    an id, and for a topic that is not in `counts`.
 
-
-def arranged(frame: DataFrame, tasks: int) -> DataFrame:
-    """Each split in one piece and in the order of its ids, with `copies`: how many rows have the id
-    of this one.
-
-    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew
-    for what is left.
+    The partition is that of keys.partition_of(); the split is made of other bytes.
     """
-    copies = F.count(F.lit(1)).over(Window.partitionBy("cell", "id"))
-    return (
-        frame.repartition(tasks, "cell")
-        .withColumn("copies", copies)
-        .sortWithinPartitions("cell", "id")
+    first, cells = {}, 0
+    for topic, count in counts.items():
+        first[topic] = cells
+        cells += count * splits
+    names = topics.to_pylist()
+    absent = np.array([name not in counts for name in names], bool)
+    absent |= message_ids.is_null().to_numpy(zero_copy_only=False)
+    filled = pc.fill_null(message_ids, pa.scalar(bytes(16), pa.binary()))
+    digits = np.frombuffer(b"".join(filled.to_pylist()), np.uint8).reshape(-1, 16)
+    last = np.ascontiguousarray(digits[:, 12:]).view(">u4")[:, 0].astype(np.int64)
+    middle = np.ascontiguousarray(digits[:, 9:11]).view(">u2")[:, 0].astype(np.int64)
+    partition = last % np.array([counts.get(name, 1) for name in names], np.int64)
+    split = middle % splits
+    cell = np.array([first.get(name, 0) for name in names], np.int64) + partition * splits + split
+    columns = [pa.array(numbers, pa.int32()) for numbers in (partition, split, cell)]
+    return pa.StructArray.from_arrays(columns, fields=list(PLACES), mask=pa.array(absent))
+
+
+def hashes(
+    message_ids: pa.Array, due_ms: pa.Array, expires: pa.Array, headers: pa.Array, bodies: pa.Array
+) -> pa.Array:
+    """A number (64 bits, signed) for each message: what two runs of a job must have the same."""
+    blake, found = hashlib.blake2b, []
+    columns = (
+        column.cast(pa.binary()).to_pylist()
+        for column in (message_ids, due_ms.cast(pa.string()), expires, headers, bodies)
     )
-
-
-def summed(frame: DataFrame) -> list[Column]:
-    """For agg(): what FrameTotals needs."""
-    body = F.octet_length("body").cast("long")
-    mixed = F.xxhash64("id", "due_ms", "expires", "header", "body").cast("decimal(38,0)")
-    return [
-        F.count(F.lit(1)).alias("rows"),
-        F.coalesce(F.sum(body), F.lit(0)).alias("body_bytes"),
-        F.coalesce(F.sum(mixed), F.lit(0)).cast("string").alias("hash"),
-    ]
-
-
-def message_columns(frame: DataFrame) -> DataFrame:
-    """Only the columns of a frame of messages, in their order."""
-    fields = from_arrow_schema(schemas.MESSAGES)
-    return frame.select(
-        *[F.col(field.name).cast(field.dataType).alias(field.name) for field in fields]
-    )
+    for parts in zip(*columns, strict=True):
+        whole = b"\0".join([part or b"" for part in parts])
+        found.append(int.from_bytes(blake(whole, digest_size=8).digest(), "big", signed=True))
+    return pa.array(found, pa.int64())

@@ -23,10 +23,10 @@ from ..lake.lake import Lake
 from ..lake.reader import read_lake
 from ..lake.watermark import last_settled_id
 from ..params import Params, ReplayOptions, Report, Tell
-from ..sinks.queue_sink import LoadSpec
+from ..sinks.loader import LoadSpec
 from ..sources.archive_source import finished_between, read_archive
-from . import loads, messages, replay_frames, replay_marks
-from .messages import FrameTotals
+from . import loads, message_frames, replay_frames, replay_marks
+from .messages import LoadTotals
 from .replay_frames import OPEN
 
 #: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
@@ -38,13 +38,15 @@ class _Letters(NamedTuple):
     """The selected dead letters."""
 
     made: DataFrame
-    fit: FrameTotals
+    fit: LoadTotals
     """Those that a replay could take, whether SQL has them open, replayed or discarded: the same
     in each run of the job."""
-    good: FrameTotals
+    good: LoadTotals
     """Those of them that are open."""
     skipped: Counter[str]
     topics: Sequence[str]
+    cells: int
+    """Splits of all partitions of all topics that are declared."""
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -70,7 +72,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
                 "hash": letters.fit.hash,
             }  # fmt: skip
             fences.check(fingerprint)
-            return _run(spark, params, letters, fingerprint, store, tell)
+            return _run(params, letters, fingerprint, store, tell)
         finally:
             letters.made.unpersist()
 
@@ -128,29 +130,28 @@ def _read(
         for topic in sorted(topics)
     }
     replays = replay_frames.replays(chosen, options, list(counts), settings.body_limit)
-    placed = messages.placed(replays, counts, options.splits)
-    tasks = max(8, options.splits * max(counts.values()))
-    made = messages.arranged(placed, tasks).persist(StorageLevel.MEMORY_AND_DISK)
+    placed = message_frames.placed(message_frames.hashed(replays), counts, options.splits)
+    cells = options.splits * sum(counts.values())
+    made = message_frames.arranged(placed, cells).persist(StorageLevel.MEMORY_AND_DISK)
     fit = F.col("fault").isNull().alias("fit")
-    sums = made.groupBy("reason", "topic", fit).agg(*messages.summed(made)).collect()
+    sums = made.groupBy("reason", "topic", fit).agg(*message_frames.summed()).collect()
     good = [row for row in sums if row["reason"] is None]
     skipped = Counter[str]()
     for row in sums:
         if row["reason"] is not None:
             skipped[row["reason"]] += row["rows"]
     whole = _total([row for row in sums if row["fit"]])
-    return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good))
+    return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good), cells)
 
 
-def _total(found: Sequence[Any]) -> FrameTotals:
-    return FrameTotals(
+def _total(found: Sequence[Any]) -> LoadTotals:
+    return LoadTotals(
         sum(row["rows"] for row in found), sum(row["body_bytes"] for row in found),
         str(sum(int(row["hash"]) for row in found)),
     )  # fmt: skip
 
 
 def _run(
-    spark: SparkSession,
     params: Params,
     letters: _Letters,
     fingerprint: dict[str, Any],
@@ -181,9 +182,11 @@ def _run(
         job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
         tasks={task_code(task.name).hex(): task.name for task in options.tasks},
         rows=letters.good.rows, record_conflicts=True,
-        per_second=loads.share(spark, options.max_per_second, len(partitions) * options.splits),
+        per_second=message_frames.share(good, options.max_per_second, letters.cells),
     )  # fmt: skip
-    report.figures |= fences.add(good, params.redis, spec, options.delay_ms)
+    report.figures |= fences.add(
+        lambda load: message_frames.write(good, params.redis, load), spec, options.delay_ms
+    )
     kept = {
         identity
         for partition in partitions

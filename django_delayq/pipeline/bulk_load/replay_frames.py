@@ -11,10 +11,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_type
 
 from ..job_errors import Refused
 from ..params import ReplayOptions, TaskSpec
-from . import json_columns, messages
+from . import json_values
+from .message_frames import arrow_function, ids
 
 #: States of a dead letter in SQL, as words of the report; an open one has no word.
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
@@ -64,11 +66,11 @@ def replays(
     unkeyed = F.concat(F.lit(f"{options.job}\0"), F.col("topic"))
     owner = F.when(keyed, F.col("topic")).otherwise(unkeyed)
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
-    merge = messages.arrow_function(_merger(options.tasks), T.StringType())
+    merge = arrow_function(_merger(options.tasks), T.StringType())
     known = frame.withColumns(
         {
             "newest": F.max("id").over(Window.partitionBy("message_id")),
-            "identity": messages.ids(owner, name),
+            "identity": ids(owner, name),
             "arguments": merge(F.col("body"), F.col("task"), edits),
         }
     )
@@ -114,7 +116,7 @@ def _body() -> Column:
     arguments = F.col("arguments")
     key = F.when(
         F.col("key") != "",
-        F.concat(F.lit(',"key":'), json_columns.json_of(F.col("key"), T.StringType())),
+        F.concat(F.lit(',"key":'), _string_text(F.col("key"))),
     )
     headers = F.when(F.col("headers") != "", F.concat(F.lit(',"headers":'), F.col("headers")))
     attempts = F.concat(F.lit(',"max_attempts":'), F.col("max_attempts").cast("string"))
@@ -129,7 +131,7 @@ def _body() -> Column:
 def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec]) -> Column:
     """The values of the edits as a JSON object; null where JSON cannot hold one of them. Raises
     Refused."""
-    columns, faults = [], []
+    columns = []
     for name, text in edits.items():
         parameters = [parameter for task in tasks for parameter in task.parameters]
         if not any(known.kind == "others" or known.name == name for known in parameters):
@@ -142,17 +144,21 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
                 f"The edit {name}={text!r:.200} does not fit: {_first_line(error)}"
             ) from error
         _check_certain(edited, f"The edit {name}={text!r:.200}")
-        json_columns.check_type(kind, f"The edit of {name!r}")
-        value = F.expr(text)
-        columns.append(value.cast(json_columns.exact(kind)).alias(name))
-        if (fault := json_columns.fault(value, kind)) is not None:
-            faults.append(fault)
+        if isinstance(kind, T.VariantType):
+            raise Refused(
+                f"The edit of {name!r} is a variant, which may have any type. Say which: "
+                "variant_get(c, '$', 'STRING')."
+            )
+        json_values.check_type(to_arrow_type(kind, timezone="UTC"), f"The edit of {name!r}")
+        columns.append(F.expr(text).alias(name))
     if not columns:
         return F.lit("{}")
-    whole = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
-    for fault in faults:
-        whole = F.when(~fault, whole)
-    return whole
+    return arrow_function(json_values.object_texts, T.StringType())(F.struct(*columns))
+
+
+def _string_text(column: Column) -> Column:
+    """As a JSON string."""
+    return arrow_function(json_values.string_texts, T.StringType())(column)
 
 
 class _Shape(NamedTuple):

@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -16,8 +14,9 @@ from pyspark.sql import types as T  # noqa: N812 - the usual name
 from ..job_errors import Refused
 from ..params import Database, ScheduleOptions
 from ..sources.query_source import read_query, select_all
-from . import messages
-from .schedule_frames import CORRUPT
+from .message_frames import arrow_function
+from .row_files import fields_of
+from .row_messages import CORRUPT
 
 
 def read_source(spark: SparkSession, options: ScheduleOptions, database: Database) -> DataFrame:
@@ -59,7 +58,7 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
     missing. The JSON arrives to the byte; types that Spark infers for all lines would change some
     of it. Raises Refused for names that Spark cannot tell apart."""
     line = F.col("value")
-    fields = messages.arrow_function(_fields_of, T.MapType(T.StringType(), T.StringType()))(
+    fields = arrow_function(fields_of, T.MapType(T.StringType(), T.StringType()))(
         line.cast("binary")
     )
     parsed = spark.read.text(path).where(F.trim(line) != "").select(line, fields.alias("fields"))
@@ -77,16 +76,3 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
         )
     values = [F.try_element_at("fields", F.lit(name)).alias(name) for name in names]
     return parsed.select(*values, F.when(F.col("fields").isNull(), line).alias(CORRUPT))
-
-
-def _fields_of(lines: pa.Array) -> pa.Array:
-    """The fields of each line with their JSON; null for a line that is no object."""
-    objects: list[list[tuple[str, str]] | None] = []
-    for line in lines.to_pylist():
-        try:
-            msgspec.json.decode(line)  # all of it, for what is taken raw is hardly looked at
-            found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-            objects.append([(name, bytes(value).decode()) for name, value in found.items()])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            objects.append(None)
-    return pa.array(objects, pa.map_(pa.string(), pa.string()))

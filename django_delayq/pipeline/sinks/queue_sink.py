@@ -1,58 +1,27 @@
 """df.write.format("delayq"): a frame of messages (bulk_load/messages.py) into the queue, each
 message once.
 
-It runs on executors. The fence of the load (store/lua/load.lua) makes it safe to repeat a task of
-Spark, or the whole load: a split is written in the order of its ids, and messages that the fence
-has passed are skipped.
+It runs on executors. A task of Spark, or the whole load, can be repeated: see loader.py.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ...core.exceptions import DelayQError, OutcomeUnknown, StoreFull, StoreUnavailable
-from ...core.message import encode_record, task_code_sent
-from ...store.bulk_load import BulkLoad, LoadProgress
-from ...store.client import BATCH
-from ...store.keys import Partition
+from ...core.exceptions import DelayQError
 from ...store.store import RedisStore
 from ..job_errors import Refused
 from ..params import Redis
-from ..schemas import MESSAGES, SPLIT
-
-T = TypeVar("T")
-
-#: How often a call is sent if its outcome is unknown, or if Redis is unavailable, and the seconds
-#: in between.
-TRIES, WAIT = 3, 1.0
-
-
-class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What all messages of a load share: the option `load`, as JSON."""
-
-    job: str
-    fingerprint: str
-    tasks: Mapping[str, str]
-    """Code of a task (8 hexadecimal digits) -> its name."""
-    due_ms: int = 0
-    """When messages without a due time of their own are due."""
-    record_conflicts: bool = False
-    """See store.bulk_load.BulkLoad."""
-    per_second: float | None = None
-    """Most messages that one task of Spark sends per second."""
-    rows: int | None = None
-    """How many messages there are; None: not known, and not checked."""
+from ..schemas import MESSAGES
+from .loader import Loader, LoadSpec
 
 
 @dataclass
@@ -102,7 +71,8 @@ class QueueWriter(DataSourceArrowWriter):
         """One task of Spark."""
         settings = msgspec.json.decode(self._redis, type=Redis).settings()
         with closing(RedisStore(None, settings)) as store:
-            return Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)
+            written = Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)
+        return WrittenMessages(*written)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Check what the tasks report: each message went through one task, and each split through
@@ -121,148 +91,3 @@ class QueueWriter(DataSourceArrowWriter):
                 f"{rows:,} messages were written of {load.rows:,}: the source has changed "
                 f"meanwhile."
             )
-
-
-class Loader:
-    """Writes batches of Arrow. While Redis works on one call, the next one is prepared."""
-
-    def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
-        self._store = store
-        self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
-        self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
-        self._due_ms = spec.due_ms
-        self._pending: Callable[[], LoadProgress] | None = None
-        self._pace = Pace(spec.per_second)
-        self._splits: dict[tuple[Any, ...], None] = {}
-        self._done = WrittenMessages()
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> WrittenMessages:
-        """Write all messages. Raises DelayQErrors; messages that were written before stay."""
-        try:
-            for batch in batches:
-                columns = [batch.column(name).to_pylist() for name in SPLIT]
-                at = 0
-                for split, group in groupby(zip(*columns, strict=True)):
-                    self._splits[split] = None
-                    end = at + sum(1 for _ in group)
-                    while at < end:
-                        size = min(self._pace.batch, end - at)
-                        self._send(split, batch.slice(at, size))
-                        at += size
-            self._settle()
-        finally:
-            if self._pending is not None:
-                with suppress(Exception):  # the error on its way up says more
-                    self._pending()
-        self._done.splits = list(self._splits)
-        return self._done
-
-    def _send(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
-        topic, number, part = split
-        compress_above = self._store.client.settings.compress_above
-        messages = load_arguments(rows, self._due_ms, compress_above)
-        partition = Partition(topic, number)
-        rest = _repeated(lambda: lambda: self._without_elsewhere(partition, messages))()
-        # The names go with each call: they are short, and Redis may have lost them.
-        codes = {task_code_sent(message[3]) for message in rest}
-        tasks = {code: self._names[code] for code in codes if code in self._names}
-        self._settle()
-        self._pace.wait()
-        load = self._store.bulk_load.load
-        self._pending = _repeated(lambda: load(partition, self._load, part, tasks, rest))
-
-    def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
-        """The messages; one that lives in another partition has no record. A topic that once had
-        fewer partitions may hold a key in another partition than today."""
-        counts = self._store.partitions.counts(partition.topic)
-        if partition.number >= max(counts):
-            raise DelayQError(
-                f"{partition} does not exist: messages.placed() gives each message its partition."
-            )
-        if len(counts) == 1:
-            return messages
-        live = self._store.find_many((partition.topic, message[0]) for message in messages)
-        elsewhere = {found.id for place, found in live if place != partition}
-        return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
-
-    def _settle(self) -> None:
-        """Read the answer of the call that was sent last."""
-        if (pending := self._pending) is None:
-            return
-        self._pending = None
-        loaded = pending()
-        self._pace.count(loaded.new)
-        self._done.rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
-
-
-def load_arguments(
-    rows: pa.RecordBatch, due_ms: int, compress_above: int
-) -> list[tuple[bytes, str, str, bytes]]:
-    """A batch of Arrow as the arguments of load.lua: id, due time, expires and record of each row.
-    `due_ms`: of rows without a due time. Longer bodies than `compress_above` are compressed."""
-    due = pc.fill_null(rows.column("due_ms"), due_ms).cast(pa.string())
-    header, body = rows.column("header"), rows.column("body").cast(pa.binary())
-    if (pc.max(pc.binary_length(body)).as_py() or 0) <= compress_above:
-        records = pc.binary_join_element_wise(header, body, b"").to_pylist()
-    else:
-        records = [
-            encode_record(*parts, compress_above)
-            for parts in zip(header.to_pylist(), body.to_pylist(), strict=True)
-        ]
-    columns = (rows.column("id"), due, rows.column("expires"))
-    return list(zip(*(column.to_pylist() for column in columns), records, strict=True))
-
-
-class Pace:
-    """Limits the messages per second of one task of Spark."""
-
-    def __init__(self, per_second: float | None) -> None:
-        self._per_second = per_second
-        self._began = self._next = time.monotonic()
-        self.batch = BATCH if per_second is None else max(1, min(BATCH, int(per_second)))
-        """Messages of a call: at most those of one second."""
-
-    def wait(self) -> None:
-        """Wait until the next messages may be sent."""
-        if self._per_second is not None:
-            time.sleep(max(0.0, self._next - time.monotonic()))
-            self._began = time.monotonic()
-
-    def count(self, new: int) -> None:
-        """Count the new messages of the last call. Those that the fence skipped are no work for the
-        workers."""
-        if self._per_second is not None:
-            self._next = max(self._next, self._began) + new / self._per_second
-
-
-def _repeated(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """Send a call, and send it again when that fails or no answer comes. The fence makes that
-    safe."""
-    first = _sent(begin)
-
-    def read() -> T:
-        answer, tries = first, TRIES
-        while True:
-            try:
-                return answer()
-            except (OutcomeUnknown, StoreUnavailable) as error:
-                tries -= 1
-                if not tries or isinstance(error, StoreFull):
-                    raise
-                time.sleep(WAIT)
-                answer = _sent(begin)
-
-    return read
-
-
-def _sent(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
-    """Send a call. An error in sending is raised where the answer is read."""
-    try:
-        return begin()
-    except DelayQError as error:
-        failed = error
-
-    def read() -> T:
-        raise failed
-
-    return read

@@ -1,0 +1,218 @@
+"""Reads the rows of a file (Parquet, CSV, JSON lines) without Spark, batch by batch, with the line
+of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from ...core.chunks import chunked
+from ..job_errors import Refused
+from . import json_values
+from .row_messages import CORRUPT
+
+#: Formats by the endings of names.
+ENDINGS = {
+    ".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json",
+}  # fmt: skip
+#: Rows that are read at a time.
+BATCH = 10_000
+
+
+class Lines(NamedTuple):
+    """Some rows of a file."""
+
+    rows: pa.RecordBatch
+    lines: Sequence[int]
+    """Of a text: the line where the row begins. Of Parquet: the number of the row. From 1."""
+
+
+class RowFile(Protocol):
+    """A file of rows. It can be read several times."""
+
+    schema: pa.Schema
+    size: int
+    """How many rows it has; 0 when that is not known before."""
+
+    def batches(self) -> Iterator[Lines]:
+        """All rows, in their order."""
+
+
+def open_rows(path: str, kind: str) -> RowFile:
+    """The file. Raises Refused when it cannot be read as this format."""
+    kinds: dict[str, Callable[[str], RowFile]] = {
+        "parquet": ParquetRows, "csv": CsvRows, "json": JsonRows,
+    }  # fmt: skip
+    try:
+        return kinds[kind](path)
+    except (OSError, pa.ArrowException, UnicodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: Exception) -> Refused:
+    """What to raise for an error of a reader."""
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return Refused(f"The source {path!r} cannot be read: {why}.")
+
+
+class ParquetRows:
+    """Parquet: the columns have the types of the file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with parquet.ParquetFile(path) as file:
+            self.schema, self.size = file.schema_arrow, file.metadata.num_rows
+
+    def batches(self) -> Iterator[Lines]:
+        first = 1
+        with parquet.ParquetFile(self._path) as file:
+            for batch in file.iter_batches(BATCH):
+                yield Lines(batch, range(first, first + len(batch)))
+                first += len(batch)
+
+
+class CsvRows:
+    """CSV: all columns are text, for what looks like a number may be a code with zeros in front.
+    The first line names them. Nothing between two commas is null, and "" is the empty text."""
+
+    size = 0
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._names = self._open(lambda row: "skip").schema.names
+        if len({*self._names, CORRUPT, ""}) < len(self._names) + 2:
+            raise Refused(
+                f"The first line of {path!r} has to name the columns, each by another name: "
+                f"{', '.join(map(repr, self._names))}."
+            )
+        self.schema = pa.schema([(name, pa.string()) for name in (*self._names, CORRUPT)])
+
+    def batches(self) -> Iterator[Lines]:
+        """A row with more or fewer fields than the first line is CORRUPT."""
+        broken: dict[int, str] = {}
+
+        def skip(row: Any) -> str:
+            broken[row.number] = row.text
+            return "skip"
+
+        number = 2  # of the next row; the names are the first
+        line = 2 + sum(name.count("\n") for name in self._names)
+        for batch in self._open(skip):
+            rows: list[tuple[int, tuple[str | None, ...]]] = []
+            for values in zip(*(_texts(column) for column in batch.columns), strict=True):
+                while (text := broken.pop(number, None)) is not None:
+                    rows.append((line, (*(None,) * len(values), text)))
+                    number, line = number + 1, line + 1 + text.count("\n")
+                if any(value is not None for value in values):  # else it is a blank line
+                    wrong = next((v for v in values if isinstance(v, bytes)), None)
+                    rows.append(
+                        (line, (*values, None))
+                        if wrong is None
+                        else (line, (*(None,) * len(values), ascii(wrong)))
+                    )
+                number += 1
+                line += 1 + sum(value.count("\n") for value in values if isinstance(value, str))
+            yield from self._pages(rows)
+        rest = sorted(broken.items())
+        yield from self._pages(
+            [(line + at, (*(None,) * len(self._names), text)) for at, (_, text) in enumerate(rest)]
+        )
+
+    def _pages(self, rows: Sequence[tuple[int, tuple[str | None, ...]]]) -> Iterator[Lines]:
+        for page in chunked(rows, BATCH):
+            columns = zip(*(values for _, values in page), strict=True)
+            arrays = [pa.array(column, pa.string()) for column in columns]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield Lines(batch, [line for line, _ in page])
+
+    def _open(self, skip: Callable[[Any], Any]) -> Any:
+        names = getattr(self, "_names", ())
+        return arrow_csv.open_csv(
+            self._path,
+            read_options=arrow_csv.ReadOptions(use_threads=False),
+            parse_options=arrow_csv.ParseOptions(
+                newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
+            ),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.binary()),
+                null_values=[""],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                check_utf8=False,
+            ),
+        )
+
+
+def _texts(column: pa.Array) -> list[Any]:
+    """Texts; bytes for what is not UTF-8."""
+    texts, wrong = json_values.values_of(column.cast(pa.string(), safe=False))
+    for at in wrong:
+        texts[at] = column[at].as_py()
+    return texts
+
+
+class JsonRows:
+    """One object per line. A column for each field that any of them has: its JSON, null where it is
+    missing."""
+
+    size = 0
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        names: dict[str, None] = {}
+        for batch in self._lines():
+            for fields in fields_of(batch.rows.column(0)).to_pylist():
+                names |= dict.fromkeys(name for name, _ in fields or ())
+        if CORRUPT in names:
+            raise Refused(f"The lines of {path!r} have a field {CORRUPT!r}: rename it.")
+        self._names = sorted(names)
+        self.schema = pa.schema([(name, pa.string()) for name in (*self._names, CORRUPT)])
+
+    def batches(self) -> Iterator[Lines]:
+        """A line that is no object is CORRUPT."""
+        for batch in self._lines():
+            raw = batch.rows.column(0)
+            objects = [
+                None if fields is None else dict(fields) for fields in fields_of(raw).to_pylist()
+            ]
+            columns: list[list[str | None]] = [
+                [None if fields is None else fields.get(name) for fields in objects]
+                for name in self._names
+            ]
+            texts = zip(raw.to_pylist(), objects, strict=True)
+            columns.append(
+                [
+                    text.decode(errors="backslashreplace") if fields is None else None
+                    for text, fields in texts
+                ]
+            )
+            arrays = [pa.array(column, pa.string()) for column in columns]
+            yield Lines(pa.RecordBatch.from_arrays(arrays, schema=self.schema), batch.lines)
+
+    def _lines(self) -> Iterator[Lines]:
+        """The lines that are not blank, as bytes."""
+        with Path(self._path).open("rb") as file:
+            numbered = ((at, line) for at, line in enumerate(file, 1) if line.strip())
+            for page in chunked(numbered, BATCH):
+                lines, texts = zip(*page, strict=True)
+                array = pa.array([text.rstrip(b"\r\n") for text in texts], pa.binary())
+                yield Lines(pa.record_batch([array], names=["line"]), lines)
+
+
+def fields_of(lines: pa.Array) -> pa.Array:
+    """The fields of each line with their JSON; null for a line that is no object."""
+    objects: list[list[tuple[str, str]] | None] = []
+    for line in lines.to_pylist():
+        try:
+            msgspec.json.decode(line)  # all of it, for what is taken raw is hardly looked at
+            found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+            objects.append([(name, bytes(value).decode()) for name, value in found.items()])
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            objects.append(None)
+    return pa.array(objects, pa.map_(pa.string(), pa.string()))

@@ -1,0 +1,95 @@
+"""Files of rows without Spark: the same rows as Spark reads, with the line of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from django_delayq.pipeline.bulk_load import row_files
+from django_delayq.pipeline.bulk_load.row_files import open_rows
+from django_delayq.pipeline.bulk_load.row_messages import CORRUPT
+from django_delayq.pipeline.job_errors import Refused
+
+
+def read(path: Path, kind: str) -> list[tuple[int, dict[str, Any]]]:
+    """Line and values of each row, without what is null."""
+    found = []
+    for rows, lines in open_rows(str(path), kind).batches():
+        for line, row in zip(lines, rows.to_pylist(), strict=True):
+            found.append((line, {name: value for name, value in row.items() if value is not None}))
+    return found
+
+
+def test_csv_has_the_line_of_each_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(
+        b'\xef\xbb\xbfk,note\r\n1,"two\nlines, ""quoted"""\r\n\r\nshort\r\n2,""\r\n3,\r\n4,b,c\r\n'
+        b"5,\xff\r\n6,last\r\n7,a,b"
+    )
+    assert read(path, "csv") == [
+        (2, {"k": "1", "note": 'two\nlines, "quoted"'}),
+        (5, {CORRUPT: "short"}),
+        (6, {"k": "2", "note": ""}),
+        (7, {"k": "3"}),
+        (8, {CORRUPT: "4,b,c"}),
+        (9, {CORRUPT: r"b'\xff'"}),
+        (10, {"k": "6", "note": "last"}),
+        (11, {CORRUPT: "7,a,b"}),
+    ]
+
+
+def test_a_csv_of_many_blocks_keeps_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [f'{n},"a\nb {"x" * 90}"' if n % 7 else f"{n},x,y" for n in range(40_000)]
+    path.write_text("k,note\n" + "\n".join(rows))
+    found = read(path, "csv")
+    assert len(found) == 40_000
+    text = path.read_text().splitlines()
+    for line, row in found:
+        start = row.get("k") or row[CORRUPT].partition(",")[0]
+        assert text[line - 1].startswith(f"{start},")
+
+
+def test_json_lines_keep_their_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"k": 1, "a": 1e3}\n\n[1]\r\n{"k": "x", "b": null}\n{"k": "\xff"}')
+    assert read(path, "json") == [
+        (1, {"k": "1", "a": "1e3"}),
+        (3, {CORRUPT: "[1]"}),
+        (4, {"k": '"x"', "b": "null"}),
+        (5, {CORRUPT: '{"k": "\\xff"}'}),
+    ]
+
+
+def test_parquet_keeps_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_files, "BATCH", 2)
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pa.table({"k": pa.array([1, 2, 3], pa.int16())}), path)
+    file = open_rows(str(path), "parquet")
+    assert (file.schema.field("k").type, file.size) == (pa.int16(), 3)
+    assert read(path, "parquet") == [(1, {"k": 1}), (2, {"k": 2}), (3, {"k": 3})]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.parquet", b"PAR1", "cannot be read: .*[Pp]arquet"),
+        ("x.csv", b"", "cannot be read: .*[Ee]mpty"),
+        ("x.csv", b"k,k\n1,2", "each by another name"),
+        ("x.csv", b"k,\n1,2", "each by another name"),
+        ("x.json", b'{"_corrupt_record": 1}', "rename it"),
+        ("none.csv", None, "No such file"),
+    ],
+)
+def test_what_is_no_such_file_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(Refused, match=words):
+        open_rows(str(path), row_files.ENDINGS[path.suffix])
