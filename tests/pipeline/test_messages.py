@@ -135,7 +135,7 @@ def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
 def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
     def summed(rows: list[Any]) -> Any:
         frame = spark.createDataFrame(rows, from_arrow_schema(schemas.MESSAGES))
-        return tuple(message_frames.hashed(frame).agg(*message_frames.summed()).first())
+        return tuple(message_frames.with_hashes(frame).agg(*message_frames.summed()).first())
 
     one = ("mail", 0, 0, b"a" * 16, 5, "", b"h", "[1]")
     other = ("mail", 0, 1, b"b" * 16, 5, "", b"h", "[22]")

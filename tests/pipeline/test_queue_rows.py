@@ -11,8 +11,8 @@ import pytest
 from django_delayq.core.message import State
 from django_delayq.core.times import When
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.sources import queue_rows
-from django_delayq.pipeline.sources.queue_rows import LANES, STRUCTURES, Structure
+from django_delayq.pipeline.sources import queue_rows, structures
+from django_delayq.pipeline.sources.structures import LANES, STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import Outgoing, RedisStore
 from tests.conftest import client, server  # noqa: F401 - as fixtures of their own: of the kinds below
@@ -43,7 +43,7 @@ def read(store: RedisStore, name: str, partition: Partition = ORDERS) -> list[di
     """The rows of a structure; no batch is larger than a page."""
     batches = list(queue_rows.read_structure(store, Structure(partition, name)))
     assert all(batch.schema == schemas.QUEUE for batch in batches)
-    assert all(batch.num_rows <= 2 * queue_rows.RECORDS for batch in batches)
+    assert all(batch.num_rows <= 2 * structures.RECORDS for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -82,7 +82,7 @@ def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStor
 
 
 def test_lanes_for_a_forecast_hold_ids_and_due_times(store: RedisStore):
-    due = {an_id(number): 1_800_000_000_000 + number for number in range(2 * queue_rows.IDS + 7)}
+    due = {an_id(number): 1_800_000_000_000 + number for number in range(2 * structures.IDS + 7)}
     store.client.redis.zadd(keys_of(store)["low"], due)
     batches = list(queue_rows.read_due(store, Structure(ORDERS, "low")))
     assert all(batch.schema == schemas.DUE for batch in batches)
@@ -127,7 +127,7 @@ def test_what_the_scripts_store_is_what_is_read(store: RedisStore):
 
 
 def test_a_finished_stream_is_read_to_its_end(store: RedisStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queue_rows, "RECORDS", 10)
+    monkeypatch.setattr(structures, "RECORDS", 10)
     ids = [an_id(number) for number in range(35)]
     fields = {"state": "acked", "at": 5, "record": RECORD, "attempts": b"", "detail": b"{}"}
     for one in ids:
@@ -144,7 +144,7 @@ def test_counters_and_flags_of_meta_are_no_rows(store: RedisStore):
 
 
 def test_large_bodies_make_smaller_pages(store: RedisStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(queue_rows, "REPLY_BYTES", 40 * store.client.settings.body_limit)
+    monkeypatch.setattr(structures, "REPLY_BYTES", 40 * store.client.settings.body_limit)
     due = {an_id(number): 1 for number in range(1_000)}
     store.client.redis.zadd(keys_of(store)["high"], due)
     batches = list(queue_rows.read_structure(store, Structure(ORDERS, "high")))

@@ -9,9 +9,7 @@ read. So a healthy system in motion gives few candidates. A check of each by its
 
 from __future__ import annotations
 
-import json
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 
@@ -20,10 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...archive.selection import newest_id
-from ...models import AuditRun
 from ...store import get_store
 from .. import schemas
-from ..job_errors import Code, LakeConflict, LakeError
+from ..job_errors import LakeConflict, LakeError
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
 from ..lake.reader import read_lake
@@ -34,12 +31,10 @@ from ..sources.queue_source import read_queue
 from . import audit_frames as frames
 from . import audit_lake
 from .audit_repair import AuditRepair, recorded
-from .confirm import confirmed
+from .audit_result import AuditResult
+from .confirm import confirmed, wait
 from .diagnosis import diagnosed
 from .findings import OF_THE_LAKE, Finding, FindingKind
-
-#: Ids that the report names of each kind.
-NAMED = 10
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -73,7 +68,10 @@ class _Audit:
         finally:
             for frame in self.kept:
                 frame.unpersist()
-        self._report(counts, findings, repaired)
+        result = AuditResult(counts, findings, repaired, self.options.most, self.options.repair)
+        result.add_to(self.report)
+        if not self.params.topic:
+            result.note()
         self.report.figures["seconds"] = round(time.monotonic() - begun, 3)
         return self.report
 
@@ -183,50 +181,3 @@ class _Audit:
             except (LakeConflict, LakeError) as error:
                 self.report.problems.append(f"The lake was not repaired: {error}")
         return repaired
-
-    def _report(
-        self,
-        counts: dict[FindingKind, int],
-        findings: Sequence[Finding],
-        repaired: Sequence[Finding],
-    ) -> None:
-        rows, most = [], self.options.most
-        for kind in FindingKind:
-            found = counts.get(kind, 0)
-            names = [finding.name for finding in findings if finding.kind == kind]
-            if not found and not names:
-                continue
-            mended = sum(finding.kind == kind for finding in repaired)
-            rows.append(
-                {
-                    "difference": kind.value,
-                    "found": found,
-                    "confirmed": len(names),
-                    "repaired": mended,
-                    "ids": names[:NAMED],
-                }
-            )
-            if found > most:
-                self.report.problems.append(
-                    f"{kind.value}: only {most:,} of {found:,} candidates were checked again. "
-                    "Run the audit once more."
-                )
-            if self.options.repair and len(names) > mended:
-                self.report.problems.append(
-                    f"{kind.value}: {len(names) - mended:,} were not repaired; "
-                    "docs/pipeline/audit.md says what you can do by hand."
-                )
-        self.report.rows = tuple(rows)
-        self.report.figures |= {"confirmed": len(findings), "repaired": len(repaired)}
-        self.report.code = Code.DIFFERENT if findings else Code.DONE
-        if not self.params.topic:  # the kind "audit" of ALERTS is about all topics
-            left = Counter(one.kind.value for one in findings)
-            left -= Counter(one.kind.value for one in repaired)
-            # Those beyond the limit have not been checked again, and are probably real.
-            left.update({kind.value: max(0, found - most) for kind, found in counts.items()})
-            AuditRun.objects.create(findings=left.total(), kinds=json.dumps(+left))
-
-
-def wait(seconds: float) -> None:
-    """The pause before candidates are checked again."""
-    time.sleep(seconds)

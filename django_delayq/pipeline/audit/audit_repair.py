@@ -24,7 +24,7 @@ from ...store.client import BATCH
 from ...store.entries import Entry
 from ...store.keys import Partition, partition_of
 from ...store.store import RedisStore
-from .confirm import archived_lives, by_partition, outbox_rows
+from .confirm import by_partition, lives_of, outbox_rows
 from .findings import OF_ROWS, Finding, FindingKind
 
 ACTION = "audit repair"
@@ -142,7 +142,7 @@ class AuditRepair:
         return self._mend(partition, found, records)
 
     def _send_again(self, _: Partition, found: Sequence[Finding]) -> Done:
-        archived, rows = archived_lives(found), outbox_rows(found)
+        archived, rows = lives_of(found), outbox_rows(found)
         missing = [row for life, row in rows.items() if life not in archived]
         sent = relay.send_again(self._store, missing)
         return [finding.life in rows and rows[finding.life].pk in sent for finding in found]

@@ -8,19 +8,25 @@ no message looks damaged because it moves meanwhile.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from ...core.chunks import chunked
 from ...core.message import stamp_us_of
-from ...core.times import epoch_us
-from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
+from ...models import OutboxMessage, OutboxStatus
 from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.queries import Life
 from ...store.store import RedisStore
 from .findings import Finding, FindingKind
+from .suspicion import archived_lives
+
+
+def wait(seconds: float) -> None:
+    """The pause before candidates are checked again."""
+    time.sleep(seconds)
 
 
 def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
@@ -57,14 +63,14 @@ def _misplaced(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]
 
 
 def _live_again(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
-    archived = archived_lives(found)
+    archived = lives_of(found)
     return _still_damaged(
         store, [finding for finding in found if finding.lake or finding.life in archived]
     )
 
 
 def _unclosed(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
-    archived, promised = archived_lives(found), outbox_rows(found)
+    archived, promised = lives_of(found), outbox_rows(found)
     return (
         finding
         for finding in found
@@ -80,7 +86,7 @@ def _lost(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
         for finding in found
         if store.durable_status(finding.topic, finding.life)[1] == "MISSING"
     ]
-    archived, promised = archived_lives(missing), outbox_rows(missing)
+    archived, promised = lives_of(missing), outbox_rows(missing)
     now_ms = store.now_us() // 1000
     for finding in missing:
         row = promised.get(finding.life)
@@ -98,7 +104,7 @@ def _ends(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
         untold += [finding for finding in findings if finding.life not in finished]
     remembered = list(_still_damaged(store, untold))
     # By id: of several lives the newest stays.
-    newest = dict(sorted(archived_lives(remembered)))
+    newest = dict(sorted(lives_of(remembered)))
     promised = dict(outbox_rows(remembered).keys())
     for finding in remembered:
         stamp, archived = finding.stamp or 0, newest.get(finding.id, 0)
@@ -132,15 +138,9 @@ def by_partition(found: Iterable[Finding]) -> dict[Partition, list[Finding]]:
 # SQL
 
 
-def archived_lives(found: Sequence[Finding]) -> set[Life]:
+def lives_of(found: Sequence[Finding]) -> set[Life]:
     """The archived lives of all ids that were found."""
-    return {
-        Life(message_id.bytes, epoch_us(enqueued_at))
-        for ids in _pages_of_ids(found)
-        for message_id, enqueued_at in ArchivedMessage.objects.filter(
-            message_id__in=ids
-        ).values_list("message_id", "enqueued_at")
-    }
+    return archived_lives({finding.id for finding in found})
 
 
 def outbox_rows(found: Sequence[Finding]) -> dict[Life, OutboxMessage]:

@@ -15,11 +15,10 @@ from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
 from ..params import Redis
-from .findings import FindingKind
+from .findings import KINDS
 
 SUSPECTS = pa.schema([schemas.QUEUE.field(name) for name in ("message_id", "topic", "partition")])
 DIAGNOSED = SUSPECTS.append(pa.field("stamp", pa.int64())).append(pa.field("kind", pa.string()))
-KINDS: dict[str | None, FindingKind] = {kind.damage: kind for kind in FindingKind}
 
 
 def diagnosed(suspects: DataFrame, redis: Redis) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
@@ -89,6 +90,8 @@ class FindingKind(str, Enum):
     either."""
 
 
+#: By the names of their damages in Redis.
+KINDS: Mapping[str | None, FindingKind] = {kind.damage: kind for kind in FindingKind}
 #: Those about rows and batches of the lake.
 OF_ROWS = (
     FindingKind.LATE_ROW,

@@ -38,20 +38,20 @@ def arrow_function(function: Callable[..., pa.Array], kind: T.DataType) -> Calla
     return udf(over, kind)
 
 
-def ids(owner: Column, key: Column) -> Column:
+def id_column(owner: Column, key: Column) -> Column:
     """messages.ids()."""
     return arrow_function(messages.ids, T.BinaryType())(owner, key)
 
 
-def hashed(frame: DataFrame) -> DataFrame:
+def with_hashes(frame: DataFrame) -> DataFrame:
     """With the column `hash`: see messages.hashes()."""
     columns = (F.col(name) for name in ("id", "due_ms", "expires", "header", "body"))
     return frame.withColumn("hash", arrow_function(messages.hashes, T.LongType())(*columns))
 
 
 def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFrame:
-    """With `partition`, `split` and `cell` by `topic` and `id`: see messages.places()."""
-    of = partial(messages.places, counts=counts, splits=splits)
+    """With `partition`, `split` and `cell` by `topic` and `id`: see messages.cells()."""
+    of = partial(messages.cells, counts=counts, splits=splits)
     place = arrow_function(of, from_arrow_type(messages.PLACES))(F.col("topic"), F.col("id"))
     placed_there = frame.withColumn("place", place)
     names = [field.name for field in messages.PLACES]
@@ -80,7 +80,7 @@ def tasks_of(frame: DataFrame, most: int) -> int:
 
 
 def summed() -> list[Column]:
-    """For agg(): what LoadTotals needs of a frame that is hashed."""
+    """For agg(): what LoadTotals needs of a frame that is with_hashes."""
     body = F.octet_length("body").cast("long")
     return [
         F.count(F.lit(1)).alias("rows"),

@@ -58,7 +58,7 @@ def ids(owners: pa.Array, keys: pa.Array) -> pa.Array:
 PLACES = pa.struct([("partition", pa.int32()), ("split", pa.int32()), ("cell", pa.int32())])
 
 
-def places(
+def cells(
     topics: pa.Array, message_ids: pa.Array, counts: Mapping[str, int], splits: int
 ) -> pa.Array:
     """PLACES of each message: where it goes in a topic of so many partitions, and its cell, one

@@ -130,7 +130,7 @@ def _read(
         for topic in sorted(topics)
     }
     replays = replay_frames.replays(chosen, options, list(counts), settings.body_limit)
-    placed = message_frames.placed(message_frames.hashed(replays), counts, options.splits)
+    placed = message_frames.placed(message_frames.with_hashes(replays), counts, options.splits)
     cells = options.splits * sum(counts.values())
     made = message_frames.arranged(placed, cells).persist(StorageLevel.MEMORY_AND_DISK)
     fit = F.col("fault").isNull().alias("fit")

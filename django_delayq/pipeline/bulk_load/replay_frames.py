@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from ..job_errors import Refused
 from ..params import ReplayOptions, TaskSpec
 from . import json_values
-from .message_frames import arrow_function, ids
+from .message_frames import arrow_function, id_column
 
 #: States of a dead letter in SQL, as words of the report; an open one has no word.
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
@@ -70,7 +70,7 @@ def replays(
     known = frame.withColumns(
         {
             "newest": F.max("id").over(Window.partitionBy("message_id")),
-            "identity": ids(owner, name),
+            "identity": id_column(owner, name),
             "arguments": merge(F.col("body"), F.col("task"), edits),
         }
     )

@@ -270,7 +270,7 @@ class MessageMaker:
         owner = task.topic if options.keyed else f"{options.job}\0{task.topic}"
         topic, name = pa.repeat(task.topic, count), pa.array(names, pa.string())
         ids = messages.ids(pa.repeat(owner, count), name)
-        places = messages.places(topic, ids, {task.topic: self.partitions}, options.splits)
+        places = messages.cells(topic, ids, {task.topic: self.partitions}, options.splits)
         expires = pa.repeat(task.expires, count)
         header = pa.repeat(pa.scalar(messages.header(task), pa.binary()), count)
         due, body = pa.array(due_ms, pa.int64()), pa.array(bodies, pa.binary())

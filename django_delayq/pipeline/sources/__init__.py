@@ -8,5 +8,5 @@ from __future__ import annotations
 
 __all__ = [
     "adbc", "archive_source", "databases", "outbox_source", "query_source", "queue_rows",
-    "queue_source", "ranges", "settling", "table_reader",
+    "queue_source", "ranges", "settling", "structures", "table_reader",
 ]  # fmt: skip

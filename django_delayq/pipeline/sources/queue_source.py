@@ -18,8 +18,8 @@ from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
 from ..params import Redis
-from . import queue_rows
-from .queue_rows import LANES, STRUCTURES, Structure
+from . import queue_rows, structures
+from .structures import LANES, STRUCTURES, Structure
 
 #: Most elements that one Spark task reads of several structures. A larger structure has a task of
 #: its own.
@@ -96,25 +96,10 @@ class QueueReader(DataSourceReader):
         """The largest structures first, alone; small ones together. Empty ones too: they may fill
         meanwhile."""
         with closing(self._store()) as store:
-            # The partitions that a topic has had, and those of the settings, in case Redis has
-            # lost its list.
-            partitions = {
-                *store.topics.used_partitions(),
-                *(
-                    Partition(topic, number)
-                    for topic, options in store.client.settings.topics.items()
-                    for number in range(options.partitions)
-                ),
-            }
-            structures = queue_rows.all_of(
-                sorted(
-                    partition
-                    for partition in partitions
-                    if not self._topics or partition.topic in self._topics
-                ),
-                LANES if self._due_only else tuple(STRUCTURES),
-            )
-            sizes = dict(zip(structures, queue_rows.sizes(store, structures), strict=True))
+            partitions = structures.partitions_of(store, self._topics)
+            names = LANES if self._due_only else tuple(STRUCTURES)
+            chosen = structures.all_of(partitions, names)
+            sizes = dict(zip(chosen, structures.sizes(store, chosen), strict=True))
         # Plain values, which an executor can unpickle: topic, partition and name of each structure.
         return [
             InputPartition([(*partition, name) for partition, name in part])
