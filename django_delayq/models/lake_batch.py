@@ -88,15 +88,16 @@ class ForecastUnit(models.TextChoices):
     """Length of a span of a forecast."""
 
     MINUTE = "minute", _("minute")
-    """Of the next 24 hours."""
+    """Of the next 24 hours, of all topics together."""
     HOUR = "hour", _("hour")
-    """Of the next 14 days."""
+    """Of the next 24 hours by topic, of 14 days for all topics together."""
     DAY = "day", _("day")
-    """All to come, UTC."""
+    """UTC. Of the next 14 days by topic, all to come for all topics together."""
 
 
 class ForecastCount(models.Model):
-    """Messages of a topic that fall due in one span; what is overdue is in the first."""
+    """Messages of a topic, or of all, that fall due in one span; what is overdue is in the
+    first."""
 
     forecast = models.ForeignKey(
         Forecast, models.CASCADE, related_name="counts", verbose_name=_("forecast")
@@ -105,6 +106,7 @@ class ForecastCount(models.Model):
     at = models.DateTimeField(_("at"))
     """Beginning of the span."""
     topic = models.CharField(_("topic"), max_length=64)
+    """Empty: all topics together."""
     messages = models.BigIntegerField(_("messages"))
 
     objects = DelayQManager["ForecastCount"]()

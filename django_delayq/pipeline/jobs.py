@@ -30,6 +30,8 @@ class Job(NamedTuple):
     module: str
     """Has run(spark, params, tell) -> Report. It is loaded when the job runs, because it needs
     Spark, and Django set up."""
+    spark: bool = True
+    """Whether it needs a session. Without, `spark` is None."""
 
     @property
     def help(self) -> str:
@@ -42,7 +44,7 @@ JOBS = {
     for job in (
         Job("export", parameters.ExportOptions, ".export.export"),
         Job("stats", parameters.StatsOptions, ".stats.stats"),
-        Job("forecast", parameters.ForecastOptions, ".forecast.forecast"),
+        Job("forecast", parameters.ForecastOptions, ".forecast.forecast", spark=False),
         Job("audit", parameters.AuditOptions, ".audit.audit"),
         Job("schedule", parameters.ScheduleOptions, ".bulk_load.schedule"),
         Job("replay", parameters.ReplayOptions, ".bulk_load.replay"),
@@ -87,18 +89,21 @@ def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
     check_params(name, params)
-    check_session(spark)
+    if JOBS[name].spark:
+        check_session(spark)
     return import_module(JOBS[name].module, __package__).run(spark, params, tell)
 
 
 def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
-    """Run a job in the active session, or in a new one that ends with the job.
+    """Run a job in the active session, or in a new one that ends with the job, if it needs one.
 
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
     check_params(name, params)  # before Java takes its seconds
     active = spark = None
     try:
+        if not JOBS[name].spark:
+            return run(name, None, params, tell)
         with suppress(ImportError):  # start_session() says what is missing
             from pyspark.sql import SparkSession
 

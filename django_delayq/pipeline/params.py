@@ -288,7 +288,8 @@ class StatsOptions(JobOptions):
 class ForecastOptions(JobOptions):
     """Count what will be due, from Redis and the outbox.
 
-    The overview of the admin shows the result. With --topic or --dry-run nothing is written.
+    The overview of the admin shows the result. With --topic or --dry-run nothing is written. It
+    needs no Spark.
 
       python manage.py delayq pipeline forecast
     """

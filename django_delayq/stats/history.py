@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from django.db.models import Sum
-
 from ..core.conf import NAME
 from ..core.times import stored, utc
 from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
@@ -213,9 +211,9 @@ def newest_forecast() -> KeptForecast | None:
     begin = taken_at.replace(hour=0, minute=0, second=0, microsecond=0)
     until = stored(begin + FORECAST_DAYS * DAY)
     rows = ForecastCount.objects.filter(
-        forecast=kept, unit=ForecastUnit.DAY, at__lt=until
-    ).values_list("at")
-    counts = {utc(at): messages for at, messages in rows.annotate(Sum("messages"))}
+        forecast=kept, unit=ForecastUnit.DAY, topic="", at__lt=until
+    ).values_list("at", "messages")
+    counts = {utc(at): messages for at, messages in rows}
     return KeptForecast(
         taken_at=taken_at,
         waiting=kept.waiting,

@@ -1,10 +1,11 @@
-"""The forecast of a million waiting messages, in one partition and in four: seconds, and rows a
-second of the reads."""
+"""The forecast beside a raw scan of the same lanes, by turns: a million messages of two weeks in one
+partition and in four, and 500,000 of a day in a thousand topics."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -17,81 +18,107 @@ from tests import databases
 from tests.benchmarks import common
 from tests.benchmarks.common import median
 
-WAITING, RUNS = 1_000_000, 3
-MOST_S, LEAST_ROWS = 6.0, 400_000
-PARTITIONS = (1, 4)
-CHUNK = 1_000
-"""Messages that are due at the same instant: a few minutes of each hour have some, over two weeks.
-"""
+WAITING, MANY, TOPICS, RUNS = 1_000_000, 500_000, 1_000, 3
+#: Times the raw scan; seconds and rows of the thousand topics.
+MOST_RATIO, MOST_S, MOST_ROWS = 2.0, 15.0, 30_000
+CASES = ("1 partitions", "4 partitions", "many topics")
+#: Members of one ZADD, and elements of one reply of the raw scan.
+CHUNK, PAGE = 1_000, 5_000
 
 
 def main(arguments: list[str]) -> None:
-    """Each number of partitions by a process of its own: the settings are read once."""
-    if "--one" in arguments:
-        measure(common.options([one for one in arguments if one != "--one"], RUNS))
+    """Each case by a process of its own: the settings are read once."""
+    if "--case" in arguments:
+        at = arguments.index("--case")
+        rest = [*arguments[:at], *arguments[at + 2 :]]
+        measure(arguments[at + 1], common.options(rest, RUNS))
         return
-    run = [sys.executable, "-m", "tests.benchmarks.pipeline_forecast", "--one", *arguments]
+    run = [sys.executable, "-m", "tests.benchmarks.pipeline_forecast", *arguments, "--case"]
     with tempfile.TemporaryDirectory(dir=common.MEMORY) as folder:
-        for count in PARTITIONS:
+        for case in CASES:
             entry = {
                 "ENGINE": "django.db.backends.sqlite3",
-                "NAME": str(Path(folder, f"{count}.sqlite3")),
+                "NAME": str(Path(folder, f"{case}.sqlite3")),
             }
-            own = {databases.VARIABLE: json.dumps(entry), "DELAYQ_BENCH_PARTITIONS": str(count)}
-            subprocess.run(run, check=True, env={**os.environ, **own})
+            own = {databases.VARIABLE: json.dumps(entry)}
+            if case == "many topics":
+                own["DELAYQ_BENCH_TOPICS"] = str(TOPICS)
+            else:
+                own["DELAYQ_BENCH_PARTITIONS"] = case.split()[0]
+            subprocess.run([*run, case], check=True, env={**os.environ, **own})
 
 
-def measure(options: common.Options) -> None:
-    """One number of partitions, in a session that has run the job once."""
-    count = options.scaled(WAITING, 10_000)
-    with common.bench_server():
+def measure(case: str, options: common.Options) -> None:
+    """One case."""
+    many = case == "many topics"
+    count = options.scaled(MANY if many else WAITING, 10_000)
+    with common.bench_server() as server:
         from django.core.management import call_command
 
+        from django_delayq.models import ForecastCount
         from django_delayq.pipeline import params_from_django
         from django_delayq.pipeline.forecast import forecast
-        from django_delayq.pipeline.session import build_session
-        from django_delayq.pipeline.sources.queue_source import read_queue
 
         call_command("migrate", verbosity=0)
-        _fill(count)
-        spark = build_session("local[2]")
+        lanes = _fill(count, days=1 if many else 14, prefix="many." if many else "bench")
+        raw, ours = [], []
         with params_from_django.parameters(job={"drain_rate": 1_000.0}) as params:
-            job = {
-                "forecast": lambda: _checked(forecast.run(spark, params, bool), count),
-                "due": lambda: _drain(read_queue(spark, params.redis, due_only=True)),
-                "whole": lambda: _drain(read_queue(spark, params.redis)),
-            }
-            first = _timed(job["forecast"])
-            took = {
-                name: median([_timed(one) for _ in range(options.runs)])
-                for name, one in job.items()
-            }
-        spark.stop()
+            for _ in range(options.runs):
+                raw.append(_timed(lambda: _scan(server.client(), lanes, count)))
+                ours.append(_timed(lambda: _checked(forecast.run(None, params, bool), count)))
+        rows = ForecastCount.objects.count()
+        bars = {"bar_s": MOST_S, "bar_rows": MOST_ROWS} if many else {"bar_ratio": MOST_RATIO}
         common.report(
-            "pipeline_forecast", took["forecast"], "s", case=f"{os.environ['DELAYQ_BENCH_PARTITIONS']} partitions",
-            bar_s=MOST_S, first_s=first, waiting=count, due_rows_per_second=count / took["due"],
-            bar_rows_per_second=LEAST_ROWS, whole_rows_per_second=count / took["whole"],
+            "pipeline_forecast", median(ours) / median(raw), "times a raw scan", case=case,
+            forecast_s=median(ours), slowest_s=max(ours), scan_s=median(raw), waiting=count,
+            rows_written=rows, **bars,
         )  # fmt: skip
 
 
-def _fill(count: int) -> None:
-    from tests.benchmarks.tasks import noop
+def _fill(count: int, *, days: int, prefix: str) -> list[str]:
+    """Ids and due times into the lanes; a forecast reads nothing else."""
+    from django_delayq.store import get_store, keys
+    from django_delayq.store.keys import Partition
 
-    chunks = range(0, count, CHUNK)
-    for nth, at in enumerate(chunks):
-        later = noop.using(delay=60 + 14 * 86_400 * nth / len(chunks))
-        later.enqueue_many(
-            (1_000_000 + index, "x" * 88) for index in range(at, min(count, at + CHUNK))
-        )
+    store = get_store()
+    topics = [name for name in store.client.settings.topics if name.startswith(prefix)]
+    places = [
+        Partition(topic, number)
+        for topic in topics
+        for number in range(store.topics.configured(topic))
+    ]
+    for topic in topics:
+        store.topics.register(topic, store.topics.configured(topic))
+    lanes = [keys.partition_keys(store.client.prefix, place)[1] for place in places]
+    chance, now_ms = random.Random(5), store.clock_ms()
+    reach = min(days * 86_400_000, 24 * 3_600_000 - 3_600_000 if days == 1 else days * 86_400_000)
+    share = -(-count // len(lanes))
+    left = count
+    for lane in lanes:
+        mine = min(share, left)
+        left -= mine
+        for at in range(0, mine, CHUNK):
+            dues = [now_ms + 60_000 + reach * chance.random() for _ in range(min(CHUNK, mine - at))]
+            store.client.redis.zadd(lane, {chance.randbytes(16): int(due) for due in dues})
+    return lanes
+
+
+def _scan(client: Any, lanes: list[str], count: int) -> None:
+    """Every id and score of the lanes, as quickly as one client can, with nothing done about
+    them."""
+    seen = 0
+    for lane in lanes:
+        cursor = 0
+        while True:
+            cursor, page = client.zscan(lane, cursor, count=PAGE)
+            seen += len(page)
+            if not cursor:
+                break
+    assert seen == count, (seen, count)
 
 
 def _checked(report: Any, count: int) -> None:
     assert report.figures["waiting"] == count, report.figures
-
-
-def _drain(frame: Any) -> None:
-    """Read it, and keep nothing."""
-    frame.write.format("noop").mode("overwrite").save()
 
 
 def _timed(run: Callable[[], object]) -> float:

@@ -61,16 +61,16 @@ def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
 
 def killed(spark: Any, server: Any, path: str, rows: int) -> None:
     """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
-    from django_delayq.pipeline.bulk_load import loads
+    from django_delayq.pipeline.bulk_load import message_frames
     from tests.pipeline.failing_sink import KilledSink
 
     server.client().flushall()
     spark.dataSource.register(KilledSink)
-    loads.FORMAT = KilledSink.name()
+    message_frames.FORMAT = KilledSink.name()
     try:
         seconds, added = schedule(spark, server.url, path, "killed")
     finally:
-        loads.FORMAT = "delayq"
+        message_frames.FORMAT = "delayq"
     common.report(
         "pipeline_schedule", seconds, "s", case="killed", rows=rows, added=added, waiting=count(server.url)
     )  # fmt: skip

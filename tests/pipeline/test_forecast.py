@@ -17,30 +17,36 @@ from django.utils import timezone as django_timezone
 from django_delayq import pause_topic
 from django_delayq.core.times import from_ms
 from django_delayq.models import Forecast, ForecastCount, OutboxMessage
+from django_delayq.pipeline import jobs
 from django_delayq.pipeline.forecast import forecast as job
 from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.sources import due_minutes
+from django_delayq.store import keys
+from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record
 from tests.servers import Server
 
 NOW = datetime(2026, 11, 20, 9, 30, 30, tzinfo=timezone.utc)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-#: Which parts of a time are zero at the beginning of a span, and how far they reach.
-SPANS: dict[str, tuple[dict[str, Any], timedelta]] = {
-    "minute": ({}, DAY),
-    "hour": ({"minute": 0}, 14 * DAY),
-    "day": ({"minute": 0, "hour": 0}, 9_999 * DAY),
+#: Which parts of a time are zero at the beginning of a span; how far each topic's and all topics'
+#: spans reach.
+SPANS: dict[str, tuple[dict[str, Any], timedelta, timedelta]] = {
+    "minute": ({}, 0 * DAY, DAY),
+    "hour": ({"minute": 0}, DAY, 14 * DAY),
+    "day": ({"minute": 0, "hour": 0}, 14 * DAY, 9_999 * DAY),
 }
 durable = record.using(durable=True)
+PARTITION = Partition("default", 0)
 
 
 @pytest.fixture
-def forecast(spark: Any, parameters: Callable[..., Params]) -> Callable[..., Report]:
+def forecast(parameters: Callable[..., Params]) -> Callable[..., Report]:
     """Runs the job."""
 
     def run(**rest: Any) -> Report:
-        return job.run(spark, parameters(**rest), lambda line: None)
+        return job.run(None, parameters(**rest), lambda line: None)
 
     return run
 
@@ -54,11 +60,11 @@ def spans(
     enqueued: list[tuple[str, datetime]], unit: str, now: datetime
 ) -> Counter[tuple[str, datetime]]:
     """What counts() has to give, counted one by one."""
-    zeros, reach = SPANS[unit]
-    until = now.replace(second=0, microsecond=0, **zeros) + reach
-    return Counter(
-        (topic, when.replace(second=0, **zeros)) for topic, when in enqueued if when < until
-    )
+    zeros, near, far = SPANS[unit]
+    minutes = [(topic, when.replace(second=0)) for topic, when in enqueued]
+    found = Counter((topic, at.replace(**zeros)) for topic, at in minutes if at < now + near)
+    found.update(("", at.replace(**zeros)) for _, at in minutes if at < now + far)
+    return found
 
 
 def counts(unit: str) -> dict[tuple[str, datetime], int]:
@@ -111,10 +117,9 @@ def test_what_is_overdue_is_in_the_first_span_and_no_peak(
     (kept,) = Forecast.objects.all()
     taken = kept.taken_at
     assert (kept.waiting, kept.overdue, kept.peak, kept.peak_at) == (4, 4, 0, None)
-    assert counts("minute") == {("default", taken.replace(second=0, microsecond=0)): 4}
-    assert counts("day") == {
-        ("default", taken.replace(hour=0, minute=0, second=0, microsecond=0)): 4
-    }
+    assert counts("minute") == {("", taken.replace(second=0, microsecond=0)): 4}
+    today = taken.replace(hour=0, minute=0, second=0, microsecond=0)
+    assert counts("day") == {("default", today): 4, ("", today): 4}
     assert report.figures["forecast"] == "4 are overdue: 2 s of work."
 
 
@@ -194,7 +199,7 @@ def test_a_newer_forecast_replaces_the_older(delayq: RedisStore, forecast: Calla
     close_order.using(delay=60).enqueue(1)
     forecast()
     assert Forecast.objects.get().pk > first
-    assert {topic for topic, _ in counts("day")} == {"default", "orders"}
+    assert {topic for topic, _ in counts("day")} == {"", "default", "orders"}
     assert ForecastCount.objects.exclude(forecast=Forecast.objects.get()).count() == 0
 
 
@@ -262,3 +267,81 @@ def test_a_replica_may_be_read(
 def test_the_report_is_json(delayq: RedisStore, forecast: Callable[..., Report]):
     record.using(delay=60).enqueue(1)
     assert json.loads(json.dumps(forecast().figures))["waiting"] == 1
+
+
+def test_of_very_many_topics_the_report_has_those_with_most(
+    delayq: RedisStore, forecast: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job, "LINES", 2)
+    for topic, count in (("orders", 1), ("crowd", 3), ("default", 2)):
+        record.using(topic=topic, delay=60).enqueue_many([(n,) for n in range(count)])
+    report = forecast()
+    assert [row["topic"] for row in report.rows] == ["crowd", "default"]
+    assert (report.figures["topics"], report.figures["waiting"]) == (3, 6)
+
+
+def test_it_needs_no_java(
+    delayq: RedisStore, parameters: Callable[..., Params], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    record.using(delay=60).enqueue(1)
+    report = jobs.run_job("forecast", parameters(), jobs.Start(), bool)
+    assert report.figures["waiting"] == 1
+
+
+# Counting without reading
+
+
+def put(store: RedisStore, dues: list[float], lane: str = "normal") -> None:
+    key = keys.partition_keys(store.client.prefix, PARTITION)[("high", "normal", "low").index(lane)]
+    store.client.redis.zadd(key, {f"{at:.3f}-{nth}".encode(): at for nth, at in enumerate(dues)})
+
+
+def counted(store: RedisStore, now_ms: int) -> tuple[Counter[int], int]:
+    """Messages by minute, and how many are overdue."""
+    minutes, overdue = Counter[int](), 0
+    for one in due_minutes.due_minutes(store, [PARTITION], now_ms):
+        assert one.topic == "default"
+        minutes[one.minute_ms] += one.messages
+        overdue += one.overdue
+    return minutes, overdue
+
+
+@pytest.mark.parametrize("few", [1, 7, 10_000])
+@pytest.mark.parametrize("parts", [2, 64])
+def test_each_message_is_counted_once_in_its_minute(
+    delayq: RedisStore, monkeypatch: pytest.MonkeyPatch, few: int, parts: int
+):
+    monkeypatch.setattr(due_minutes, "FEW", few)
+    monkeypatch.setattr(due_minutes, "PARTS", parts)
+    chance, now_ms = random.Random(3), 1_800_000_030_000
+    dues = [now_ms + chance.choice([1e4, 1e6, 1e9, 3e11]) * chance.random() for _ in range(400)]
+    dues += [now_ms + 90_000.0] * 300  # all at one instant
+    dues += [now_ms, now_ms - 1, 0.0, -5.0]  # overdue
+    dues += [now_ms + 1, now_ms + 29_999, now_ms + 29_999.75, now_ms + 30_000]
+    held = [due_minutes.HELD_MS + at for at in dues[:50]]
+    put(delayq, [*dues, *held])
+    put(delayq, dues[:9], "high")
+    put(delayq, [float("inf"), 9.9e14], "low")
+    every = [*dues, *dues[:50], *dues[:9]]
+    expected = Counter(max(int(at), now_ms) // 60_000 * 60_000 for at in every)
+    expected[due_minutes.LAST_MS] += 2
+    minutes, overdue = counted(delayq, now_ms)
+    assert minutes == expected
+    assert overdue == sum(at <= now_ms for at in every)
+
+
+def test_very_many_messages_are_not_read(delayq: RedisStore):
+    now_ms = 1_800_000_000_000
+    put(delayq, [now_ms + 60_000.0 * (n % 100) + 5 for n in range(20_000)])
+    asked: list[str] = []
+    real = delayq.client.read_all
+
+    def read_all(reads: Any) -> Any:
+        asked.extend(read.name for read in reads)
+        return real(reads)
+
+    delayq.client.read_all = read_all  # type: ignore[method-assign]
+    minutes, _ = counted(delayq, now_ms)
+    assert sum(minutes.values()) == 20_000 and len(minutes) == 100
+    assert len(asked) < 400

@@ -5,4 +5,4 @@ Start with forecast.py.
 
 from __future__ import annotations
 
-__all__ = ["forecast", "forecast_frames"]
+__all__ = ["due_counts", "forecast"]
