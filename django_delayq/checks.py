@@ -145,7 +145,7 @@ def check_limits(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
 
 @register("delayq")
 def check_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
-    """What is secret stands in nothing that is shown, and bodies can be encrypted."""
+    """Secrets are hidden wherever messages are shown, and bodies can be encrypted."""
     if any(message.is_serious() for message in check_settings()):
         return []
     found: list[CheckMessage] = []
@@ -166,12 +166,12 @@ def check_secrets(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
             "limit_by": declared.limit_by or "",
         }
         for option, template in templates.items():
-            if told := sorted(secret & {*names_in(template)}):
+            if hidden := sorted(secret & {*names_in(template)}):
                 found.append(
                     checks.Warning(
-                        f"{task.name} has the secret argument {', '.join(told)}, and its {option} "
-                        f"{template!r} is made from it: keys are shown, logged and not encrypted "
-                        "in the database.",
+                        f"{task.name} has the secret argument {', '.join(hidden)}, and its "
+                        f"{option} {template!r} is made from it: keys are shown, logged and not "
+                        "encrypted in the database.",
                         hint="Make it from an argument that may be seen, such as a primary key.",
                         id="delayq.W004",
                     )
@@ -231,10 +231,12 @@ def _wrong_paths(settings: Settings) -> Iterator[CheckMessage]:
     """The settings that name functions which are not there."""
     for name, check in _PATHS:
         given = getattr(settings, name)
-        one, paths = isinstance(given, str), [given] if isinstance(given, str) else given
+        is_alone, paths = isinstance(given, str), [given] if isinstance(given, str) else given
         for path in filter(None, paths):
             if problem := _import_problem(path):
-                message = f'DELAYQ["{name.upper()}"] {"is" if one else "has"} {path!r}: {problem}.'
+                message = (
+                    f'DELAYQ["{name.upper()}"] {"is" if is_alone else "has"} {path!r}: {problem}.'
+                )
                 yield Error(message, id=check)
     for rule in settings.alerts:
         for target in rule.to:
@@ -260,8 +262,8 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     if skips_certificate(get_store().client.redis):
         found.append(
             checks.Warning(
-                "The certificate of Redis is not checked (ssl_cert_reqs): whoever stands between "
-                "reads and changes all messages.",
+                "The certificate of Redis is not checked (ssl_cert_reqs): anybody on the way "
+                "to it can read and change all messages.",
                 hint="Take ssl_cert_reqs away from the URL, and name the certificate of your own "
                 "authority: rediss://host:6380/0?ssl_ca_certs=/etc/redis/ca.pem.",
                 id="delayq.W009",

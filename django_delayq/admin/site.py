@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -208,11 +208,6 @@ def _holds(request: HttpRequest, *permissions: str) -> bool:
     return all(request.user.has_perm(f"django_delayq.{codename}") for codename in permissions)
 
 
-def _require_held(request: HttpRequest, permissions: Sequence[str]) -> None:
-    if not _holds(request, *permissions):
-        raise PermissionDenied
-
-
 def _full(name: str) -> str:
     return f"{Dashboard._meta.app_label}_{Dashboard._meta.model_name}_{name}"
 
@@ -221,7 +216,8 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
     @wraps(route.view)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
         request.current_app, request.delayq_site = site.name, site  # type: ignore[attr-defined]
-        _require_held(request, route.permissions)
+        if not _holds(request, *route.permissions):
+            raise PermissionDenied
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)
         if topic := arguments.get("topic", ""):

@@ -31,10 +31,8 @@ LEAST = 50
 
 def is_worth_it(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> bool:
     """Whether there are many, and the database is PostgreSQL by psycopg 3."""
-    return len(entries) >= LEAST and connection.vendor == "postgresql" and _is_psycopg_3()
-
-
-def _is_psycopg_3() -> bool:
+    if len(entries) < LEAST or connection.vendor != "postgresql":
+        return False
     from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver
 
     return bool(is_psycopg3)

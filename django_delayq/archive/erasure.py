@@ -170,9 +170,9 @@ def owned_rows(
         beyond = ArchivedMessage.objects.filter(pk__gt=end)
         following = beyond.aggregate(first=Min("pk"))["first"]
         after = last if following is None else following - 1
-    for some in chunked(lives, BATCH):
-        named = set(some)
-        there = every.filter(message_id__in=[UUID(bytes=life.id) for life in some])
+    for chunk in chunked(lives, BATCH):
+        named = set(chunk)
+        there = every.filter(message_id__in=[UUID(bytes=life.id) for life in chunk])
         if found := [
             _owned(row)
             for row in there.values_list(*columns, named=True)

@@ -18,7 +18,7 @@ from .prune import Pruned, prune, prune_months
 INTERVAL = 600.0
 #: Rows that go in one transaction.
 BATCH = 500
-#: While tasks run, it rests after each transaction so many times as long as that took.
+#: While tasks run, it rests after each transaction this many times as long as that took.
 REST = 4.0
 
 
@@ -81,7 +81,14 @@ class Retention(Service):
             nonlocal before
             self.deleted += pruned.count - before
             before = pruned.count
-            self._pause()
+            # Before the first transaction and after each. Raises _Stops.
+            if self._tasks_run() and not self.stopping:
+                self.sleeper.wait(REST * (time.monotonic() - self._batch_began_at))
+            if self.stopping:
+                self._store.workers.release_lock(self.name)
+                raise _Stops
+            self._store.workers.extend_lock(self.name, int(INTERVAL * 900))
+            self._batch_began_at = time.monotonic()
 
         self._batch_began_at = time.monotonic()
         pruning(by='DELAYQ["ARCHIVE_RETENTION"]', progress=progress)
@@ -100,13 +107,3 @@ class Retention(Service):
         except _OldRows:
             return True
         return found.count > 0
-
-    def _pause(self) -> None:
-        """Before the first transaction and after each. Raises _Stops."""
-        if self._tasks_run() and not self.stopping:
-            self.sleeper.wait(REST * (time.monotonic() - self._batch_began_at))
-        if self.stopping:
-            self._store.workers.release_lock(self.name)
-            raise _Stops
-        self._store.workers.extend_lock(self.name, int(INTERVAL * 900))
-        self._batch_began_at = time.monotonic()

@@ -1,7 +1,7 @@
 """Changes many waiting messages that were found before: each only while it still is what was found,
 in Redis and in the outbox.
 
-A batch is changed in Redis first, in look() and change_in_redis(). Then, in the transaction that
+A batch is changed in Redis first, in locate() and change_in_redis(). Then, in the transaction that
 notes how far the operation is, it is changed in the outbox: change_rows(). When a process dies
 between the two, the next one does the batch again as `in_doubt`: that changes nothing twice.
 """
@@ -90,7 +90,7 @@ class WaitingBatch:
         self.rows: dict[tuple[str, UUID], OutboxMessage] = {}
         """The rows of the outbox about these lives."""
 
-    def look(self) -> None:
+    def locate(self) -> None:
         """Find each message, and what is in its way."""
         found_rows = OutboxMessage.objects.filter(
             message_id__in=[message.message_id for message in self.messages]
@@ -175,8 +175,8 @@ class WaitingBatch:
 
     def _by_partition(self) -> dict[Partition, list[InRedis]]:
         grouped: dict[Partition, list[InRedis]] = defaultdict(list)
-        for one in self.in_redis:
-            grouped[one.partition].append(one)
+        for waiting in self.in_redis:
+            grouped[waiting.partition].append(waiting)
         return grouped
 
     def _rows_in_redis(self) -> list[OutboxMessage]:
@@ -225,12 +225,12 @@ class Cancelling(WaitingBatch):
 
     def change_in_redis(self) -> None:
         """Cancel what waits in Redis."""
-        for partition, ones in self._by_partition().items():
-            ids = [one.found.id for one in ones]
+        for partition, together in self._by_partition().items():
+            ids = [waiting.found.id for waiting in together]
             words = get_store().cancel_in(partition, ids, self._reason, self._before_us)
-            for one, word in zip(ones, words, strict=True):
+            for waiting, word in zip(together, words, strict=True):
                 if word != "OK":
-                    self.skipped[one.message.pk] = STARTED if word == "RUNNING" else ENDED
+                    self.skipped[waiting.message.pk] = STARTED if word == "RUNNING" else ENDED
 
     def change_rows(self) -> None:
         """Cancel what waits in the outbox. A sent row of a cancelled message must not be sent
@@ -257,20 +257,20 @@ class Shifting(WaitingBatch):
 
     def change_in_redis(self) -> None:
         """Give what waits in Redis its due time."""
-        for partition, ones in self._by_partition().items():
+        for partition, together in self._by_partition().items():
             moves = [
                 (
-                    Life(one.found.id, one.message.enqueued_at_us),
-                    one.message.due_at_ms,
-                    one.message.to_due_at_ms,
+                    Life(waiting.found.id, waiting.message.enqueued_at_us),
+                    waiting.message.due_at_ms,
+                    waiting.message.to_due_at_ms,
                 )
-                for one in ones
+                for waiting in together
             ]
-            for one, word in zip(ones, get_store().shift(partition, moves), strict=True):
+            for waiting, word in zip(together, get_store().shift(partition, moves), strict=True):
                 # SAME: the process before has done it, or else somebody who shifts as far.
                 if word != "OK" and not (word == "SAME" and self.in_doubt):
                     why = {"RUNNING": STARTED, "NOT_FOUND": ENDED}.get(word, CHANGED)
-                    self.skipped[one.message.pk] = why
+                    self.skipped[waiting.message.pk] = why
 
     def change_rows(self) -> None:
         """Move the rows too."""
@@ -429,9 +429,9 @@ class Moving(WaitingBatch):
         self.movers = movers
         self._is_dry_run = is_dry_run
 
-    def look(self) -> None:
+    def locate(self) -> None:
         """Also whether their ids are free there."""
-        super().look()
+        super().locate()
         waiting = [(message, found, self._is_dry_run) for message, _, found in self.in_redis]
         waiting += [(message, lookup.found_of(row), True) for message, row in self.in_outbox]
         for message, found, asks in waiting:
@@ -443,18 +443,22 @@ class Moving(WaitingBatch):
             if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
                 self.skipped[message.pk] = UNSETTLED
         self.alone = [message for message in self.alone if message.pk not in self.skipped]
-        self.in_redis = [one for one in self.in_redis if one.message.pk not in self.skipped]
-        self.in_outbox = [one for one in self.in_outbox if one[0].pk not in self.skipped]
+        self.in_redis = [
+            waiting for waiting in self.in_redis if waiting.message.pk not in self.skipped
+        ]
+        self.in_outbox = [
+            waiting for waiting in self.in_outbox if waiting[0].pk not in self.skipped
+        ]
 
     def change_in_redis(self) -> None:
         """Move what waits in Redis, and the rows of these messages."""
         why = {"TAKEN": KEY_LIVE, "RUNNING": STARTED, "GONE": ENDED, "UNREADABLE": UNDECODABLE}
-        for partition, ones in self._by_partition().items():
+        for partition, together in self._by_partition().items():
             mover = self.movers[partition.topic]
-            words = mover.move(partition, [one.found for one in ones])
-            for one in ones:
-                if word := why.get(words[one.found.id]):
-                    self.skipped[one.message.pk] = word
+            words = mover.move(partition, [waiting.found for waiting in together])
+            for waiting in together:
+                if word := why.get(words[waiting.found.id]):
+                    self.skipped[waiting.message.pk] = word
 
     def change_rows(self) -> None:
         """Move what only the outbox has, and what Redis has lost."""

@@ -43,7 +43,7 @@ _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class AlertRule:
-    """When people are to be told of something, and how they are told."""
+    """The rules of alerts: the condition, and who gets the message."""
 
     name: str
     """Alerts belong to the rule of this name, also when its limit changes."""

@@ -12,7 +12,7 @@ T = TypeVar("T")
 def chunked_by_weight(
     items: Iterable[T], weight: Callable[[T], int], most: int
 ) -> Iterator[Sequence[T]]:
-    """Lists whose weights add up to `most` at the most. An item that is heavier stands alone."""
+    """Lists whose weights add up to `most` at the most. A heavier item is in a list of its own."""
     chunk: list[T] = []
     total = 0
     for item in items:

@@ -119,7 +119,7 @@ class Settings:
     `secrets.token_urlsafe(32)` writes them. The first one encrypts, all of them decrypt. Default:
     bodies are not encrypted."""
     result_ttl: float = 3600.0
-    """How long Redis keeps the result of a task with `result=True`. The archive has it longer."""
+    """How long Redis keeps the result of a task with `result=True`. The archive keeps it longer."""
     archive_retention: Mapping[str, float] = field(default_factory=dict)
     """How long the archive keeps rows, by state. Without an entry they stay until somebody prunes
     them."""
@@ -154,7 +154,7 @@ class Settings:
     """What happens to messages is written to a Redis stream, of which about so many entries are
     kept. 0: nothing is written."""
     alerts: Sequence[AlertRule] = field(default=(), repr=False)
-    """Of what people are to be told, and how: a list of dicts."""
+    """The rules of alerts: a list of dicts."""
     alert_secret: str = field(default="", repr=False)
     """Signs the alerts that go to URLs, which need it."""
     priority_ageing: float = 60.0
@@ -167,7 +167,7 @@ class Settings:
     """Dotted path of a function `(user, topic, action) -> bool`. The operators' pages ask it which
     topics a user may see and change."""
     api_topics: Sequence[str] = ()
-    """Names of topics that are consumed over HTTP; `*` stands for any characters. They need neither
+    """Names of topics that are consumed over HTTP; `*` matches any characters. They need neither
     a task nor an entry of `TOPICS`, and no worker serves them."""
     connect_timeout: float = 2.0
     """How long to wait for a connection to Redis."""
@@ -320,18 +320,14 @@ def parse_settings(raw: Any) -> Settings:
         raise ConfigurationError(
             f'DELAYQ["PREFIX"] is {values["prefix"]!r}. {InvalidName.meaning()}'
         )
-    _check_secret(values)
-    _check_next(values)
-    return Settings(**values)
-
-
-def _check_secret(values: Mapping[str, Any]) -> None:
     for rule in values.get("alerts", ()):
         if not values.get("alert_secret") and any(map(is_url, rule.to)):
             raise ConfigurationError(
                 f'DELAYQ["ALERTS"] tells a URL of {rule.name!r}, and DELAYQ["ALERT_SECRET"] is '
                 "missing: it signs what is sent there."
             )
+    _check_next(values)
+    return Settings(**values)
 
 
 def _check_next(values: Mapping[str, Any]) -> None:

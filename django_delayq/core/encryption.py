@@ -48,15 +48,14 @@ def _ciphers(keys: Sequence[str]) -> tuple[_Cipher, ...]:
             'DELAYQ["ENCRYPTION_KEYS"] needs the package cryptography: '
             "pip install django-delayq[encryption]."
         ) from None
-    return tuple(_Cipher(key_id_of(raw), AESGCM(raw), _derived(raw)) for raw in map(_bytes, keys))
-
-
-def _bytes(key: str) -> bytes:
-    return base64.urlsafe_b64decode(key + "=" * (-len(key) % 4))
-
-
-def _derived(raw: bytes) -> bytes:
-    return hashlib.blake2b(raw, digest_size=32, person=b"delayq-nonce").digest()
+    return tuple(
+        _Cipher(
+            key_id_of(raw),
+            AESGCM(raw),
+            hashlib.blake2b(raw, digest_size=32, person=b"delayq-nonce").digest(),
+        )
+        for raw in (base64.urlsafe_b64decode(key + "=" * (-len(key) % 4)) for key in keys)
+    )
 
 
 def key_id_of(raw: bytes) -> bytes:

@@ -22,7 +22,7 @@ class LimitRule(NamedTuple):
     rate: str | None = None
     concurrency: int | None = None
     too_late_ms: int | None = None
-    """What is claimed later than this after its due time does not run."""
+    """A message that is claimed later than this after its due time does not run."""
 
     @property
     def holds_back(self) -> bool:

@@ -29,7 +29,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def post(url: str, body: bytes, secret: str, timeout: float) -> None:
-    """POST some JSON, signed, within so many seconds. Raises PostFailed."""
+    """POST JSON, signed, within `timeout` seconds. Raises PostFailed."""
     sent_at = str(int(time.time()))
     request = Request(
         url,

@@ -21,11 +21,11 @@ class TaskProgress(msgspec.Struct, frozen=True, array_like=True):
     """How far a task has come."""
 
     done: int | float
-    """So much is done."""
+    """The amount that is done."""
     total: int | float | None = None
-    """Of so much; None when nobody knows."""
+    """The amount of the whole; None: unknown."""
     note: str = ""
-    """What is counted, or what happens now; at most 200 characters."""
+    """The text beside the numbers; at most 200 characters."""
     attempt: int = 0
     """The attempt that reported it, 1 for the first."""
 

@@ -1,4 +1,4 @@
-"""Patterns of topic names: `*` stands for any characters."""
+"""Patterns of topic names: `*` matches any characters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_patterns(value: Any, where: str, error: type[Exception] = InvalidName)
         if not isinstance(pattern, str) or not PATTERN.match(pattern):
             raise error(
                 f"{where}: {pattern!r:.80} is no topic name. {InvalidName.meaning()} "
-                "* stands for any characters."
+                "* matches any characters."
             )
     return tuple(value)
 

@@ -97,7 +97,14 @@ class EventWriter:
         with self._lock:
             while batch := [self._waiting[n] for n in range(min(BATCH, len(self._waiting)))]:
                 try:
-                    self._write(batch)
+                    store = get_store()
+                    key, most = events_key(store.client.prefix), get_settings().event_stream
+                    store.client.read_all(
+                        [
+                            Read("XADD", None, (key, "MAXLEN", "~", most, "*", *_fields(*each)))
+                            for each in batch
+                        ]
+                    )
                 except DelayQError as error:
                     logger.debug("events wait: %s", error)
                     self._wake.set()
@@ -107,13 +114,6 @@ class EventWriter:
         if self._lost:
             lost, self._lost = self._lost, 0
             logger.warning("%d events were not written to the stream: too many waited", lost)
-
-    def _write(self, batch: Sequence[tuple[str, str, int, Event]]) -> None:
-        store = get_store()
-        key, most = events_key(store.client.prefix), get_settings().event_stream
-        store.client.read_all(
-            [Read("XADD", None, (key, "MAXLEN", "~", most, "*", *_fields(*each))) for each in batch]
-        )
 
 
 def _fields(name: str, topic: str, at_ms: int, event: Event) -> list[Any]:

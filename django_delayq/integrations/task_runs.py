@@ -80,7 +80,10 @@ def _attempt(run: Any) -> Iterator[TaskResult[..., Any]]:
     try:
         yield result
     except BaseException as error:
-        if _is_last(task, lease, error):
+        record = Record.decode(lease.record)
+        most = decode_body(record.flags, record.body, lease.id).max_attempts
+        failures = lease.attempts.attempt - lease.attempts.crashes
+        if not registry.by_name[task.module_path].tries_again(error, failures, most):
             _finish(result, FAILED)
             kind = type(error)
             seen = error
@@ -128,10 +131,3 @@ def _running_result(task: Task[..., Any], lease: Lease) -> TaskResult[..., Any]:
 def _finish(result: TaskResult[..., Any], status: TaskResultStatus) -> None:
     object.__setattr__(result, "finished_at", timezone.now())
     object.__setattr__(result, "status", status)
-
-
-def _is_last(task: Task[..., Any], lease: Lease, error: BaseException) -> bool:
-    record = Record.decode(lease.record)
-    most = decode_body(record.flags, record.body, lease.id).max_attempts
-    failures = lease.attempts.attempt - lease.attempts.crashes
-    return not registry.by_name[task.module_path].tries_again(error, failures, most)

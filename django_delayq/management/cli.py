@@ -98,7 +98,15 @@ class Verb(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the verb, and say how it ended."""
         self.reporter = Reporter(self.stderr)
-        _check_texts(options)
+        # Refuse what the shell gave in another encoding than UTF-8: neither Redis nor a
+        # database takes it.
+        for name, value in options.items():
+            for text in value if isinstance(value, list) else [value]:
+                try:
+                    str(text).encode()
+                except UnicodeEncodeError:
+                    words = f"{name} is {text!r:.80}, which is not UTF-8."
+                    raise CommandError(words, returncode=ExitCode.CONFIGURATION) from None
         try:
             answer = self.run(options)
         except KeyboardInterrupt:
@@ -224,18 +232,6 @@ def failure(error: Exception, done: str = "") -> CommandError:
     else:
         code = ExitCode.UNREACHABLE if isinstance(error, StoreUnavailable) else ExitCode.ERROR
     return CommandError(f"{text} Before that: {done}." if done else text, returncode=code)
-
-
-def _check_texts(options: dict[str, Any]) -> None:
-    """Refuse what the shell gave in another encoding than UTF-8: neither Redis nor a database takes
-    it."""
-    for name, value in options.items():
-        for text in value if isinstance(value, list) else [value]:
-            try:
-                str(text).encode()
-            except UnicodeEncodeError:
-                words = f"{name} is {text!r:.80}, which is not UTF-8."
-                raise CommandError(words, returncode=ExitCode.CONFIGURATION) from None
 
 
 def in_time_zone(when: datetime) -> str:

@@ -56,11 +56,11 @@ class Bar:
         self._progress.stop()
 
 
-def draw_again(look: Callable[[], Sequence[Part]], pause: Callable[[], object]) -> None:
-    """Draw what `look` finds, again and again, until Ctrl-C."""
+def draw_again(parts: Callable[[], Sequence[Part]], pause: Callable[[], object]) -> None:
+    """Draw what `parts` finds, again and again, until Ctrl-C."""
     with Live(screen=True, auto_refresh=False) as screen, suppress(KeyboardInterrupt):
         while True:
-            screen.update(drawn(look()), refresh=True)
+            screen.update(drawn(parts()), refresh=True)
             pause()
 
 

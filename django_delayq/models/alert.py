@@ -1,4 +1,4 @@
-"""Alerts that have begun or ended, and who has been told of them."""
+"""Alerts that have begun or ended, and the messages about them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alert(models.Model):
     seen_at = models.DateTimeField()
     """When somebody last looked."""
     began_at = models.DateTimeField(null=True)
-    """When it had held for long enough, and people were to be told; null: not yet."""
+    """When it had lasted long enough for a message to people; null: not yet."""
     ended_at = models.DateTimeField(null=True)
 
     objects = DelayQManager["Alert"]()
@@ -45,7 +45,7 @@ class Alert(models.Model):
 
 
 class AlertDelivery(models.Model):
-    """That a mail, a webhook or a function is to be told that an alert has begun or ended."""
+    """A message to a mail address, a webhook or a function: an alert has begun, or has ended."""
 
     alert = models.ForeignKey(Alert, models.CASCADE, related_name="deliveries")
     target = models.CharField(max_length=500)

@@ -34,9 +34,9 @@ class ApiToken(models.Model):
     rights = models.CharField(_("rights"), max_length=100)
     """Values of ApiRight, separated by spaces."""
     topics = models.TextField(_("topics"), default="*")
-    """Names of topics separated by spaces, without the namespace; `*` stands for any characters."""
+    """Names of topics separated by spaces, without the namespace; `*` matches any characters."""
     namespace = models.CharField(_("namespace"), max_length=40, blank=True)
-    """What stands before the name of each topic. Its holder never sees it."""
+    """The prefix of the name of each topic. The holder of the token never sees it."""
     rate = models.CharField(_("rate"), max_length=20, blank=True)
     """How many calls it may make: "100/s", "600/m" or "5000/h"; empty: any number."""
     created_by = models.CharField(_("created by"), max_length=150, blank=True)

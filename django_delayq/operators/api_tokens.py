@@ -28,16 +28,16 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_-]{1,39}\.\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """What a new token is to be."""
+    """The properties of a new token."""
 
     name: str
     """Names the caller in the archive: 1 to 64 of A-Z a-z 0-9 _ . -"""
     rights: Sequence[str]
     """Values of ApiRight, at least one."""
     topics: Sequence[str] = ("*",)
-    """Names of topics, in which `*` stands for any characters."""
+    """Names of topics; `*` matches any characters."""
     namespace: str = ""
-    """What stands before the name of each topic, such as `acme.`: A-Z a-z 0-9 _ - and a dot."""
+    """The prefix of the name of each topic, such as `acme.`: A-Z a-z 0-9 _ - and a dot."""
     rate: str = ""
     """`100/s`, `600/m` or `5000/h`; empty: any number of calls."""
     expires_at: datetime | None = None
@@ -110,7 +110,7 @@ def _checked_row(options: TokenOptions) -> ApiToken:
             raise InvalidMessage("expires_at has passed.")
     topics = check_patterns(list(options.topics), "topics", InvalidMessage)
     if not topics:
-        raise InvalidMessage("Give at least one topic; * stands for all.")
+        raise InvalidMessage("Give at least one topic; * means all.")
     return ApiToken(
         name=check_name(options.name, "a token"),
         public_id=secrets.token_hex(6),

@@ -162,7 +162,7 @@ def _deal_with(
     operation, last = run.operation, messages[-1].pk
     batch = _batch_of(operation, selection, messages)
     if operation.dry_run:
-        batch.look()
+        batch.locate()
     else:
         run.write(reached=last)
         _change(run, batch)
@@ -213,7 +213,7 @@ def _change(run: BulkRun, batch: WaitingBatch) -> None:
             while not mover.acquire():
                 run.wait()  # somebody else moves messages of the topic
             acquired.append(mover)
-        batch.look()
+        batch.locate()
         batch.change_in_redis()
     finally:
         for mover in acquired:

@@ -85,7 +85,7 @@ class LakeErased(NamedTuple):
     sample: Sequence[str]
     """Ids of the first of them."""
     left: Sequence[str] = ()
-    """What has to end before it is complete, in words."""
+    """The processes that have to end before the erasure is complete, in words."""
     notes: Sequence[str] = ()
     """What else to know, in words."""
 
@@ -103,7 +103,7 @@ class Erased:
     """The record of it, without the value; None in a dry run. Its finished_at is null until the
     end."""
     places: dict[str, Place] = field(default_factory=dict)
-    """What was found, by the name of the place; places with nothing are left out."""
+    """The hits by the name of the place; places without hits are left out."""
     left: list[str] = field(default_factory=list)
     """What is not erased yet, and why, in words. When it is not empty, erase again later."""
     notes: list[str] = field(default_factory=list)
@@ -291,7 +291,9 @@ class _Erasure:
         for model, columns in TEXTS.items():
             rows = model._default_manager.all()
             for needles in chunked(list(gaps), 20):
-                places = [Q(**{f"{name}__contains": one}) for one in needles for name in columns]
+                places = [
+                    Q(**{f"{name}__contains": needle}) for needle in needles for name in columns
+                ]
                 for row in rows.filter(reduce(or_, places)):
                     texts = {name: getattr(row, name) for name in columns}
                     changed = {name: with_gaps(text, gaps) for name, text in texts.items()}
@@ -305,7 +307,7 @@ class _Erasure:
                     self._meet("texts", place, "{} {}".format(*place))
 
     def _erase_without_rows(self) -> None:
-        """What is known of messages of which ARCHIVE may have left no rows."""
+        """Erase what is known of messages that ARCHIVE keeps no rows of."""
         for life, topic in self._lives.items():
             self._store.reports.forget(topic, [life.id])
         for lives in chunked(self._lives, BATCH):
@@ -334,7 +336,7 @@ class _Erasure:
         self._done.notes += erased.notes
         self._progress(self._done)
 
-    # What is the person's
+    # The data of the person
 
     def _partitions(self) -> Iterator[Partition]:
         for partition in self._store.topics.used_partitions():

@@ -1,4 +1,4 @@
-"""What texts of operators say of a person, and what stands there when it is erased."""
+"""Texts of operators about a person, and the text that replaces them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS: Mapping[type[Model], Sequence[str]] = {
 
 
 def gaps_of(person: Person) -> dict[str, str]:
-    """What texts say of the person, and what stands there afterwards."""
+    """The texts about the person, each with its replacement."""
     gaps: dict[str, str] = {}
     for value in person.match.values if person.match else ():
         written = value if isinstance(value, str) else msgspec.json.encode(value).decode()

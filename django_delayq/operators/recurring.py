@@ -70,7 +70,7 @@ class RecurringStatus:
     paused: RecurringTask | None
     """The row with the pause, when it is paused."""
     silent: bool
-    """Whether nobody writes its ticks: no process runs the archiver, or none has its code."""
+    """Whether its ticks are not written: no process runs the archiver, or none has its code."""
     next_ticks: Sequence[datetime]
     """Empty while it is paused."""
     last: TickRun | None
@@ -92,7 +92,7 @@ def recurring_statuses() -> list[RecurringStatus]:
 
 
 def silent_tasks() -> list[str]:
-    """The recurring tasks that code declares here and whose ticks nobody writes."""
+    """The recurring tasks that are declared here, and whose ticks no process writes."""
     since_ms = outbox.redis_now_ms() - SILENT_MS
     written = set(
         RecurringTask.objects.filter(upto_ms__gte=since_ms).values_list("task", flat=True)

@@ -47,7 +47,7 @@ SAMPLE = 10
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingChange:
-    """What is done to waiting messages. Raises InvalidMessage and UnknownTopic."""
+    """The change of waiting messages. Raises InvalidMessage and UnknownTopic."""
 
     kind: str
     """cancel, shift, run now, move or edit."""
@@ -223,14 +223,14 @@ def run_to_end(
     then for a worker, or for this call once more."""
     runner = BulkRunner(get_store(), f"{socket.gethostname()}:{secrets.token_hex(2)}")
 
-    def look() -> None:
+    def refresh() -> None:
         operation.refresh_from_db()
         report(operation)
 
     try:
         while True:
-            runner.run_this(operation.pk, look)
-            look()
+            runner.run_this(operation.pk, refresh)
+            refresh()
             if not progress(operation).is_alive:
                 return operation
             look_again()

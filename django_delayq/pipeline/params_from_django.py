@@ -55,9 +55,9 @@ def parameters(
         after = Secret() if elsewhere else _kept(folder, "redis_next", settings.redis_next)
         # DELAYQ without its secrets, as values that JSON can hold.
         options = {
-            one.name.upper(): getattr(settings, one.name)
-            for one in fields(settings)
-            if one.repr and one.name not in ("topics", "database")
+            field.name.upper(): getattr(settings, field.name)
+            for field in fields(settings)
+            if field.repr and field.name not in ("topics", "database")
         }
         options["TOPICS"] = {
             topic: {

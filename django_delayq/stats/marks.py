@@ -15,7 +15,7 @@ from ..core.exceptions import InvalidMessage
 from ..core.times import aware
 from ..models import OperatorAction
 
-#: The action that stands for a mark of its own, such as a deploy.
+#: The action of a mark, such as a deploy.
 MARK = "mark"
 #: Most characters of its words.
 MOST_WORDS = 60

@@ -343,7 +343,7 @@ class _Reader:
         return self._last
 
     def overview_of(self, topics: Collection[str]) -> Overview:
-        """What is kept, or read anew, of these topics."""
+        """The kept figures of these topics, or new ones."""
         every = self.overview()
         if self._seen is None:
             return every
@@ -459,10 +459,12 @@ def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> Data
         return None
     minutes = {at: count for at, count in sql.outbox_minutes.items() if at[0] in topics}
     return DatabaseFigures(
-        dead_letters=Counter({one: n for one, n in sql.dead_letters.items() if one in topics}),
-        outbox=Counter({one: n for one, n in sql.outbox.items() if one in topics}),
+        dead_letters=Counter(
+            {topic: n for topic, n in sql.dead_letters.items() if topic in topics}
+        ),
+        outbox=Counter({topic: n for topic, n in sql.outbox.items() if topic in topics}),
         outbox_minutes=Counter(minutes),
-        lateness_ms={one: late for one, late in sql.lateness_ms.items() if one in topics},
+        lateness_ms={topic: late for topic, late in sql.lateness_ms.items() if topic in topics},
         marks=[mark for mark in sql.marks if mark.action == MARK or mark.topic in topics],
     )
 

@@ -79,7 +79,7 @@ class DatabaseFigures:
 
 
 def kept_for(took: float) -> float:
-    """How many seconds an answer is kept whose queries took so many."""
+    """For how many seconds an answer is kept, by the seconds that its queries took."""
     return min(KEPT_AT_MOST, max(KEPT, KEPT_SHARE * took))
 
 

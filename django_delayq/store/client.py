@@ -321,9 +321,9 @@ class RedisClient:
             return False
         if asked is not self.redis:
             return True
-        from .moving.follow import follow
+        from .moving.follow import serving_client
 
-        found = follow(asked, self.settings)
+        found = serving_client(asked, self.settings)
         if found is not None:
             self._change_over(asked, found)
         return found is not None

@@ -77,10 +77,10 @@ class FinishedStream:
     def remove(self, entries: Sequence[Entry]) -> int:
         """Forget entries whose rows are committed. Returns how many are left in the stream."""
         left = 0
-        for some in chunked(entries, BATCH):
-            durable = [(entry.id, stamp) for entry in some if (stamp := entry.stamp)]
+        for chunk in chunked(entries, BATCH):
+            durable = [(entry.id, stamp) for entry in chunk if (stamp := entry.stamp)]
             left = self._store.trim_finished(
-                self.partition, GROUP, [entry.entry for entry in some], durable
+                self.partition, GROUP, [entry.entry for entry in chunk], durable
             )
         return left
 

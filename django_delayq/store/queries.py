@@ -134,7 +134,7 @@ class Queries:
         ]
         if not asked:
             return []
-        answers = self._client.read_all([Read("holders", *one) for one in asked])
+        answers = self._client.read_all([Read("holders", *place) for place in asked])
         found: dict[tuple[Partition, bytes], HeldLease] = {}
         for (partition, _), answer in zip(asked, answers, strict=True):
             flat = iter(answer)

@@ -45,7 +45,7 @@ class Requests:
         return bool(free)
 
     def answer(self, call: str, given: Answered, seconds: int) -> None:
-        """Keep the answer for so many seconds."""
+        """Keep the answer for `seconds`."""
         _, kept = self._keys(call)
         fields = ("of", given.fingerprint, "status", given.status, "body", given.body)
         self._client.read_all(

@@ -109,8 +109,10 @@ def _without(
     signature: inspect.Signature, paths: Sequence[str], args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     parameters = list(signature.parameters.values())
-    takes_more = any(one.kind is one.VAR_POSITIONAL for one in parameters)
-    places = [one.name for one in parameters if one.kind in (0, 1)]  # those given by position
+    takes_more = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    places = [
+        parameter.name for parameter in parameters if parameter.kind in (0, 1)
+    ]  # those given by position
     for path in paths:
         name, *steps = path.split(".")
         parameter = signature.parameters.get(name)
@@ -136,8 +138,8 @@ def _hidden(value: Any, steps: Sequence[str]) -> Any:
     if isinstance(value, list):
         if steps[0].isdecimal():
             at = int(steps[0])
-            return [_hidden(one, steps[1:]) if n == at else one for n, one in enumerate(value)]
-        return [_hidden(one, steps) for one in value]
+            return [_hidden(part, steps[1:]) if n == at else part for n, part in enumerate(value)]
+        return [_hidden(part, steps) for part in value]
     if isinstance(value, dict):
         if steps[0] in value:
             value[steps[0]] = _hidden(value[steps[0]], steps[1:])
@@ -152,19 +154,19 @@ def check_search(argument: str, task: str = "") -> None:
     """Raise InvalidMessage for a search by a secret argument: its hits would tell the value."""
     asked = argument.split(".")
     declared = [registry.by_name[task]] if task in registry.by_name else registry.by_name.values()
-    for one in declared:
-        parameters = list(one.definition.signature.parameters)
+    for searched in declared:
+        parameters = list(searched.definition.signature.parameters)
         way = asked
         if asked[0] == "args" and asked[1:2] and asked[1].isdecimal():
             way = [*parameters[int(asked[1][:3]) :][:1], *asked[2:]]
-        for path in one.definition.options.secret:
+        for path in searched.definition.options.secret:
             # By steps into lists nobody leads past a name.
             ways = (
                 [step for step in steps if not step.isdecimal()] for steps in (way, path.split("."))
             )
             if all(first == second for first, second in zip(*ways, strict=False)):
                 raise InvalidMessage(
-                    f"{path} is a secret argument of {one.name}: nobody can search for it."
+                    f"{path} is a secret argument of {searched.name}: nobody can search for it."
                 )
 
 
@@ -175,12 +177,14 @@ def restored(value: Any, seen: Any, true: Any) -> Any:
         return true
     if isinstance(value, dict):
         seen, true = (x if isinstance(x, dict) else {} for x in (seen, true))
-        return {name: restored(one, seen.get(name), true.get(name)) for name, one in value.items()}
+        return {
+            name: restored(part, seen.get(name), true.get(name)) for name, part in value.items()
+        }
     if isinstance(value, list):
         is_alike = isinstance(seen, list) and isinstance(true, list)
         if is_alike and len(value) == len(seen) == len(true):
             return [restored(*three) for three in zip(value, seen, true, strict=True)]
-        return [restored(one, None, None) for one in value]
+        return [restored(part, None, None) for part in value]
     refuse_mark([value], {})
     return value
 
@@ -234,11 +238,11 @@ def _hidden_in(lease: Lease) -> list[str]:
 
 def without(text: str, hidden: Sequence[str]) -> str:
     """The text with the mark in place of what is hidden."""
-    for one in hidden:
-        if len(one) >= SHORT:
-            text = text.replace(one, MARK)
+    for secret in hidden:
+        if len(secret) >= SHORT:
+            text = text.replace(secret, MARK)
         else:
-            text = re.sub(rf"(?<!\w){re.escape(one)}(?!\w)", MARK, text)
+            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MARK, text)
     return text
 
 
@@ -267,7 +271,7 @@ def _safe(
         text = "its message cannot be shown"
     inner = getattr(error, "exceptions", ())
     if isinstance(inner, tuple) and inner:
-        text = "; ".join([text, *(f"{type(one).__name__}: {one}" for one in inner)])
+        text = "; ".join([text, *(f"{type(each).__name__}: {each}" for each in inner)])
     safe = made[id(error)] = type(kind.__name__, (RedactedError,), names)(without(text, hidden))
     # Who reports errors also reads the variables of the stack.
     tracebacks.clear_frames(error.__traceback__)
@@ -288,14 +292,14 @@ def _texts_of(values: Iterable[Any], others: Iterable[str] = ()) -> list[str]:
         texts.add(str(value))
         if isinstance(value, str):
             written = (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False))
-            texts |= {one[1:-1] for one in written}
+            texts |= {text[1:-1] for text in written}
     return sorted(filter(None, map(str.strip, texts)), key=len, reverse=True)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(part)
     elif value is not None and not isinstance(value, bool):
         yield value
 
@@ -308,8 +312,8 @@ def _differences(true: Any, seen: Any) -> Iterator[Any]:
         for name, value in true.items():
             yield from _differences(value, seen.get(name))
     elif isinstance(true, list) and isinstance(seen, list) and len(true) == len(seen):
-        for value, one in zip(true, seen, strict=True):
-            yield from _differences(value, one)
+        for value, shown in zip(true, seen, strict=True):
+            yield from _differences(value, shown)
     else:
         yield from _leaves(true)
 
@@ -335,9 +339,9 @@ def _leaves_of_types(value: Any) -> Iterator[Any]:
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     elif dataclasses.is_dataclass(value):
-        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, dict | list | tuple | set | frozenset):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _leaves_of_types(one)
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _leaves_of_types(part)
     else:
         yield value

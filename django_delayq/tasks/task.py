@@ -139,7 +139,16 @@ class Definition:
                 f"{self.name} has no argument {', '.join(sorted(unknown))}, which its limit_by "
                 f"names: {self.options.limit_by!r}."
             )
-        self._check_secret()
+        parameters = self.signature.parameters
+        takes_any = any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        known = {*parameters, *(["result"] if self.options.result else [])}
+        unknown = {path.split(".")[0] for path in self.options.secret} - known
+        if unknown and not takes_any:
+            raise InvalidTask(
+                f"{self.name} has no argument {', '.join(sorted(unknown))}, which its secret names."
+            )
         if self.recurrence is not None:
             try:
                 self.check_arguments((), {})
@@ -148,16 +157,6 @@ class Definition:
                     f"{self.name}{self.signature} is recurring, and a tick gives no arguments: "
                     "give each parameter a default."
                 ) from None
-
-    def _check_secret(self) -> None:
-        parameters = self.signature.parameters
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        known = {*parameters, *(["result"] if self.options.result else [])}
-        unknown = {path.split(".")[0] for path in self.options.secret} - known
-        if unknown and not takes_any:
-            raise InvalidTask(
-                f"{self.name} has no argument {', '.join(sorted(unknown))}, which its secret names."
-            )
 
     def stored(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

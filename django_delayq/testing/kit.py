@@ -88,7 +88,7 @@ class QueueUnderTest:
         url = session_url()
         self._before = dict(conf.overrides)
         conf.overrides.update(REDIS=url, PREFIX=self._prefix, WAIT_REPLICAS=0)
-        setting_changed.connect(self._follow)
+        setting_changed.connect(self._open_again)
         try:
             _announce()
         except BaseException:  # the server does not answer
@@ -105,7 +105,7 @@ class QueueUnderTest:
     def stop(self) -> None:
         """Delete all keys of the test, close the connections, and let the project have its queue
         again."""
-        setting_changed.disconnect(self._follow)
+        setting_changed.disconnect(self._open_again)
         self._watched.close()
         try:
             if self._store is not None:
@@ -129,7 +129,7 @@ class QueueUnderTest:
     ) -> None:
         self.stop()
 
-    def _follow(self, *, setting: str, **kwargs: object) -> None:
+    def _open_again(self, *, setting: str, **kwargs: object) -> None:
         """The settings have changed, and so there is another store: its clock is ahead, too."""
         if conf.overrides.get("PREFIX") == self._prefix and setting in ("DELAYQ", "CACHES"):
             self._close()

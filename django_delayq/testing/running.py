@@ -175,7 +175,11 @@ class DueRunner:
                             "without a delay? Else give a higher limit. "
                             f"{RunReport(self.runs[-3:])!r}"
                         )
-                self._archive()
+                for partition in self._store.topics.used_partitions():
+                    stream = FinishedStream(self._store, partition, WORKER)
+                    while entries := stream.read():
+                        left = store_entries(entries)
+                        stream.remove([entry for entry in entries if entry not in left])
         return RunReport(self.runs)
 
     def _run_next(self, reraise: bool) -> bool:
@@ -265,13 +269,6 @@ class DueRunner:
         attempts = lease.attempts
         found = Found(lease.id, State("leased"), attempts.due_at_ms, lease.record, attempts)
         self.runs.append(_run_of(shown(lease.partition, found), "", outcome, error))
-
-    def _archive(self) -> None:
-        for partition in self._store.topics.used_partitions():
-            stream = FinishedStream(self._store, partition, WORKER)
-            while entries := stream.read():
-                left = store_entries(entries)
-                stream.remove([entry for entry in entries if entry not in left])
 
 
 def _pass_on(error: BaseException | None, reraise: bool) -> None:

@@ -202,8 +202,11 @@ class Executor:
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
         try:
-            if resolved.task.definition.runs_apart:
-                self._perform_apart(lease, resolved)
+            definition = resolved.task.definition
+            if definition.runs_apart and definition.options.exactly_once:
+                self._perform_once(lease, partial(self._run_def, lease, resolved))
+            elif definition.runs_apart and self._isolate is not None:
+                self._children(self._isolate).run(lease, resolved)
             else:
                 self._run_def(lease, resolved)
         except BaseException as error:  # SystemExit of a task must not end the thread
@@ -219,14 +222,6 @@ class Executor:
             refuse_unrun(resolved.task.name, result)
         if resolved.task.definition.options.result:
             keep_result(lease, result, self._settings.body_limit)
-
-    def _perform_apart(self, lease: Lease, resolved: Resolved) -> None:
-        if resolved.task.definition.options.exactly_once:
-            self._perform_once(lease, partial(self._run_def, lease, resolved))
-        elif self._isolate is not None:
-            self._children(self._isolate).run(lease, resolved)
-        else:
-            self._run_def(lease, resolved)
 
     def _children(self, isolate: Callable[[Shared], ChildProcesses]) -> ChildProcesses:
         """The child processes of this worker, made for the first message that needs one."""

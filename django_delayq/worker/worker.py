@@ -237,7 +237,7 @@ class Worker:
         """For heartbeats and the health port."""
         gatherer = self.dispatcher.gatherer
         in_pool = [
-            (one, slot.thread) for slot in self.pool.slots if (one := slot.lease) is not None
+            (lease, slot.thread) for slot in self.pool.slots if (lease := slot.lease) is not None
         ]
         others = [*self.event_loop.running, *(gatherer.running if gatherer is not None else ())]
         return {

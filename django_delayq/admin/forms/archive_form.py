@@ -80,7 +80,26 @@ class ArchiveForm(forms.Form):
         if self.errors:
             return given
         try:
-            self.selection = Selection(**self._parts(given))
+            plain = {
+                name: given[name]
+                for name in ("state", "open", "topic", "task", "error", "since", "until")
+            }
+            if any("\0" in str(value) for value in plain.values()):
+                raise InvalidMessage(_("A name cannot contain the character 0."))
+            if given["period"] and not (given["since"] or given["until"]):
+                plain["since"] = timezone.now() - PERIODS[given["period"]]
+            text = [
+                *self.query.getlist("id"),
+                *(part for part in self.query.get("ids", "").split(",") if part.strip()),
+            ]
+            search = search_parts(given["q"].strip())
+            try:
+                ids = tuple(dict.fromkeys(int(part) for part in text))
+            except ValueError:
+                ids = (0,)
+            if any(not 0 < pk < 2**63 for pk in ids):
+                raise InvalidMessage(_("ids must be row numbers, separated by commas."))
+            self.selection = Selection(**{**plain, **search, "ids": ids})
         except InvalidMessage as error:
             self.add_error(None, str(error))
         return given
@@ -93,28 +112,6 @@ class ArchiveForm(forms.Form):
         if chosen and name != "state" and chosen not in dict(known):
             known.append((chosen, chosen))
         self.fields[name].choices = known  # type: ignore[attr-defined]
-
-    def _parts(self, given: dict[str, Any]) -> dict[str, Any]:
-        plain = {
-            name: given[name]
-            for name in ("state", "open", "topic", "task", "error", "since", "until")
-        }
-        if any("\0" in str(value) for value in plain.values()):
-            raise InvalidMessage(_("A name cannot contain the character 0."))
-        if given["period"] and not (given["since"] or given["until"]):
-            plain["since"] = timezone.now() - PERIODS[given["period"]]
-        text = [
-            *self.query.getlist("id"),
-            *(part for part in self.query.get("ids", "").split(",") if part.strip()),
-        ]
-        search = search_parts(given["q"].strip())
-        try:
-            ids = tuple(dict.fromkeys(int(part) for part in text))
-        except ValueError:
-            ids = (0,)
-        if any(not 0 < pk < 2**63 for pk in ids):
-            raise InvalidMessage(_("ids must be row numbers, separated by commas."))
-        return {**plain, **search, "ids": ids}
 
 
 def offered_topics(topics: Topics) -> list[str]:

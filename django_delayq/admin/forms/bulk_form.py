@@ -36,7 +36,7 @@ def reason_field() -> forms.CharField:
 
 
 def word_field() -> forms.CharField:
-    """What has to be typed before very many messages are changed."""
+    """The text that a person types to confirm a change of very many messages."""
     return forms.CharField(
         required=False, max_length=100, widget=forms.TextInput(attrs={"autocomplete": "off"})
     )

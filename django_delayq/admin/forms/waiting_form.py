@@ -67,7 +67,7 @@ class WaitingFilters(forms.Form):
         for name, names in known.items():
             # Redis may have topics and tasks that the code no longer declares.
             offered = sorted({*names, *filter(None, [query.get(name, "")])})
-            choices = [("", anything[name]), *((one, one) for one in offered)]
+            choices = [("", anything[name]), *((choice, choice) for choice in offered)]
             self.fields[name].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class WaitingChangeForm(forms.Form):
 
 
 def initial_of(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What the form shows for an operation that is done once more, as parameters of an address."""
+    """The fields of the form for a repeated operation, as parameters of an address."""
     by = float(options.get("by", 0))
     shift = "earlier" if by < 0 else "later"
     change = {BulkKind.SHIFT: shift, BulkKind.RUN_NOW: "now"}.get(BulkKind(kind), kind)

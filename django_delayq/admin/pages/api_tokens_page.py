@@ -28,7 +28,22 @@ def api_tokens_view(request: HttpRequest) -> HttpResponse:
     token = ""
     if request.method == "POST":
         try:
-            row, token = create_token(request.user, _options(request))
+            # What the form says. Raises InvalidMessage.
+            posted, days = request.POST, request.POST.get("days", "").strip()
+            if days and not re.fullmatch(r"[1-9][0-9]{0,3}", days):
+                raise InvalidMessage(_("The days are a whole number from 1 to 9,999."))
+            end = datetime.now(tz=timezone.utc) + timedelta(days=int(days)) if days else None
+            row, token = create_token(
+                request.user,
+                TokenOptions(
+                    name=posted.get("name", "").strip(),
+                    rights=posted.getlist("right"),
+                    topics=posted.get("topics", "*").replace(",", " ").split(),
+                    namespace=posted.get("namespace", "").strip(),
+                    rate=posted.get("rate", "").strip(),
+                    expires_at=end,
+                ),
+            )
         except DelayQError as error:
             messages.error(request, str(error))
         else:
@@ -51,19 +66,3 @@ def api_token_revoke_view(request: HttpRequest) -> HttpResponse:
     row = revoke_token(request.user, public_id, reason=reason)
     messages.success(request, _("The token %(name)s is revoked.") % {"name": row.name})
     return back(request, "api_tokens")
-
-
-def _options(request: HttpRequest) -> TokenOptions:
-    """What the form says. Raises InvalidMessage."""
-    posted, days = request.POST, request.POST.get("days", "").strip()
-    if days and not re.fullmatch(r"[1-9][0-9]{0,3}", days):
-        raise InvalidMessage(_("The days are a whole number from 1 to 9,999."))
-    end = datetime.now(tz=timezone.utc) + timedelta(days=int(days)) if days else None
-    return TokenOptions(
-        name=posted.get("name", "").strip(),
-        rights=posted.getlist("right"),
-        topics=posted.get("topics", "*").replace(",", " ").split(),
-        namespace=posted.get("namespace", "").strip(),
-        rate=posted.get("rate", "").strip(),
-        expires_at=end,
-    )

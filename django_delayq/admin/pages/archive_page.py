@@ -215,7 +215,11 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
     }
     if may(request, "view_payload"):
-        content = _content(row)
+        try:
+            seen = visible_arguments(row)
+            content = {"args": seen.args, "kwargs": seen.kwargs, "redaction": seen.redaction}
+        except (msgspec.MsgspecError, UnicodeError):
+            content = {"text": row.body}
         context |= {
             "content": content,
             "headers": row.headers,
@@ -249,15 +253,6 @@ def _reported(row: ArchivedMessage) -> dict[str, Any]:
         "result_redacted": kept.get("redaction"),
         "progress": progress,
     }
-
-
-def _content(row: ArchivedMessage) -> dict[str, Any]:
-    """The body: args and kwargs that may be seen, or the text that replaces them."""
-    try:
-        seen = visible_arguments(row)
-    except (msgspec.MsgspecError, UnicodeError):
-        return {"text": row.body}
-    return {"args": seen.args, "kwargs": seen.kwargs, "redaction": seen.redaction}
 
 
 def _given(row: ArchivedMessage) -> Arguments | None:

@@ -14,7 +14,7 @@ from ...core.exceptions import MessageNotFound
 from ...core.present import amount
 from ...operators import operations
 from ...operators.topic_permission import permitted_topics
-from ...stats.held_messages import MOST, RunningPage, read_running
+from ...stats.held_messages import MOST, read_running
 from ..forms.message_forms import CancelForm
 from ..site import back, may, register_action, register_page, show, url
 
@@ -33,6 +33,11 @@ def running_view(request: HttpRequest) -> HttpResponse:
     may_see = may(request, "view_payload")
     here = url(request, "running")
     query = urlencode({name: value for name, value in asked.items() if value})
+    names = {
+        worker.name
+        for worker in found.workers
+        if allowed is None or any(topic in found.topics for topic in worker.topics)
+    }
     return show(
         request,
         "running.html",
@@ -41,7 +46,7 @@ def running_view(request: HttpRequest) -> HttpResponse:
         rows=[(row, row.seconds(found.at), row.is_over(found.at)) for row in found.rows],
         may_see=may_see,
         asked=asked,
-        workers=_workers(found, allowed, asked["worker"]),
+        workers=sorted({*names, asked["worker"]} - {""}),
         topics=sorted({*found.topics, asked["topic"]} - {""}),
         first=f"{here}?{query}" if offset else "",
         further=(f"{here}?{query}&after={offset + LIMIT}" if found.count > offset + LIMIT else ""),
@@ -79,12 +84,3 @@ def running_cancel_view(request: HttpRequest) -> HttpResponse:
         )
         messages.warning(request, words % {"count": amount(count)})
     return back(request, "running")
-
-
-def _workers(found: RunningPage, allowed: object, chosen: str) -> list[str]:
-    names = {
-        worker.name
-        for worker in found.workers
-        if allowed is None or any(topic in found.topics for topic in worker.topics)
-    }
-    return sorted({*names, chosen} - {""})

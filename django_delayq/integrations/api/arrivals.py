@@ -31,7 +31,7 @@ class Arrivals:
         self._waited_at = 0.0
 
     def wait(self, seconds: float, bell: threading.Event) -> None:
-        """Sleep until the bell rings, at most for so many seconds."""
+        """Sleep until the bell rings, or until `seconds` are over."""
         self._waited_at = time.monotonic()
         bell.wait(seconds)
         bell.clear()

@@ -111,7 +111,9 @@ class Bearer(HttpBearer):
         now = time.monotonic()
         if now - self._used_at.get(caller.pk, -USED_EVERY) >= USED_EVERY:
             self._used_at[caller.pk] = now
-            _note_use(caller)
+            # Keep when the token was used. A database that is away stops no call.
+            with suppress(Error):
+                ApiToken.objects.filter(pk=caller.pk).update(last_used_at=timezone.now())
         return caller
 
     def identify(self, request: HttpRequest) -> Caller:
@@ -171,12 +173,6 @@ def caller_of(request: Any) -> Caller:
     """Who has sent the request."""
     caller: Caller = request.auth
     return caller
-
-
-def _note_use(caller: Caller) -> None:
-    """Keep when the token was used. A database that is away stops no call."""
-    with suppress(Error):
-        ApiToken.objects.filter(pk=caller.pk).update(last_used_at=timezone.now())
 
 
 def _check_rate(caller: Caller, rate: tuple[int, int]) -> None:

@@ -166,7 +166,7 @@ class Consumer:
     def _claim(
         self, caller: Caller, topics: Sequence[str], count: int
     ) -> tuple[list[dict[str, Any]], int | None]:
-        """What is due now, and when more is due."""
+        """The messages that are due now, and when the next is due."""
         leased: list[dict[str, Any]] = []
         next_due: list[int] = []
         try:
@@ -235,7 +235,7 @@ def _has_hung_up(connection: socket.socket | None) -> bool:
 
 
 def _shared(store: RedisStore, caller: Caller) -> Shared:
-    """What settling needs. The caller stands for the worker."""
+    """The state that settling needs. The caller takes the place of the worker."""
     return Shared(store, store.client.settings, caller.get_username(), (), clock=store.client.clock)
 
 

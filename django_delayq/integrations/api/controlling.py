@@ -29,7 +29,7 @@ from .sending import REPEATABLE, parse_due_at
 
 @router.post("/topics/{topic}/pause", tags=["operate"], response=ShownTopic)
 def hold_topic(request: HttpRequest, topic: Path[TopicName], body: PauseOrder) -> HttpResponse:
-    """Claim nothing more. What is held goes on."""
+    """Claim nothing more. Messages that are held go on."""
     caller = caller_of(request)
     whole = caller.topic(ApiRight.OPERATE, topic)
     until = None if body.until is None else parse_due_at(body.until)

@@ -1,4 +1,4 @@
-"""What calls send and what they are answered."""
+"""The bodies of calls and of answers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class NewMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Sent(msgspec.Struct, kw_only=True):
-    """What has become of a message that was sent."""
+    """The outcome of one message of a call."""
 
     id: str
     outcome: str
@@ -191,7 +191,7 @@ class DiscardOrder(DeadLetterIds):
 
 
 class MessageFields(Schema):
-    """What a message that waits and one that is held have in common."""
+    """The fields of a waiting message and of a claimed one."""
 
     id: str
     topic: str
@@ -222,7 +222,7 @@ class LeasedMessage(MessageFields):
 
 
 class Leased(Schema):
-    """What was claimed; empty when nothing was due in time."""
+    """The claimed messages; empty when nothing was due in time."""
 
     messages: list[LeasedMessage]
 

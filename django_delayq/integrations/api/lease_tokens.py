@@ -19,7 +19,7 @@ _SIGNATURE = 16
 
 
 class HeldMessage(NamedTuple):
-    """What a lease token stands for."""
+    """The lease that a token names."""
 
     partition: Partition
     message_id: bytes
@@ -36,7 +36,7 @@ def lease_token_of(held: HeldMessage, caller: int) -> str:
 
 
 def read_lease_token(text: str, caller: int) -> HeldMessage | None:
-    """What the token stands for. None: this caller was never given it."""
+    """The lease that the token names. None: this caller never got it."""
     try:
         signed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except ValueError:

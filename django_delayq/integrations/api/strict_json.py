@@ -29,7 +29,7 @@ def read_strict(raw: bytes, decode: Callable[[bytes], T]) -> T:
 
 def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
     if len(pairs) > 1 and len(dict(pairs)) < len(pairs):
-        raise Problem(400, "malformed", "A name stands twice in an object of the body.")
+        raise Problem(400, "malformed", "An object of the body has the same name twice.")
 
 
 #: Numbers are not read here: a long one would be an error of Python.

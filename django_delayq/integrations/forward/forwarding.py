@@ -96,7 +96,9 @@ class _Forwarder:
         try:
             refused = self._target.send(sent)
         except TargetAway as error:
-            pause = self._failed()
+            with self._lock:
+                pause = self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
+                self._until = time.monotonic() + pause
             logger.warning(
                 "%s: the target is away, next try in %.0f s: %s", self._name, pause, error
             )
@@ -104,7 +106,9 @@ class _Forwarder:
                 if place not in error.confirmed:
                     message.snooze(pause + random.uniform(0.0, 1.0))
             return
-        if self._succeeded():
+        with self._lock:
+            was_away, self._pause, self._until = bool(self._pause), 0.0, 0.0
+        if was_away:
             logger.warning("%s: the target is back", self._name)
         for place, reason in refused.items():
             messages[place].retry(reason)
@@ -116,19 +120,6 @@ class _Forwarder:
             if left <= 0 and self._pause:
                 self._until = time.monotonic() + self._pause  # this caller tries for all
             return max(0.0, left)
-
-    def _failed(self) -> float:
-        """The target is away. Returns the seconds until the next try."""
-        with self._lock:
-            self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
-            self._until = time.monotonic() + self._pause
-            return self._pause
-
-    def _succeeded(self) -> bool:
-        """Whether the target was away before."""
-        with self._lock:
-            was_away, self._pause, self._until = bool(self._pause), 0.0, 0.0
-            return was_away
 
 
 def forwarded_task(

@@ -30,8 +30,9 @@ class Kafka:
 
     def send(self, messages: Sequence[ForwardedMessage]) -> Mapping[int, str]:
         """All at once; returns when each was confirmed or has failed."""
-        from confluent_kafka import KafkaException
+        from confluent_kafka import KafkaError, KafkaException
 
+        for_good = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
         confirmed: list[int] = []
         errors: dict[int, Any] = {}
 
@@ -58,14 +59,8 @@ class Kafka:
         producer.flush(2 * TIMEOUT)
         if any(each.fatal() for each in errors.values()):
             self.__dict__.pop("_producer", None)  # it sends nothing any more: the next one will
-        refused = {place: str(each) for place, each in errors.items() if _is_for_good(each)}
+        refused = {place: str(each) for place, each in errors.items() if each.code() in for_good}
         if len(confirmed) + len(refused) < len(messages):
             why = next((str(each) for each in errors.values()), "no broker has confirmed")
             raise TargetAway(why, confirmed)
         return refused
-
-
-def _is_for_good(error: Any) -> bool:
-    from confluent_kafka import KafkaError
-
-    return error.code() in (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)

@@ -47,7 +47,10 @@ class RabbitMQ:
             channel.tx_commit()
             channel.connection.process_data_events()  # what was returned came before the commit
         except (AMQPError, OSError) as error:
-            self._close()
+            channel, self._local.channel = getattr(self._local, "channel", None), None
+            if channel is not None:
+                with suppress(Exception):
+                    channel.connection.close()
             raise TargetAway(f"{type(error).__name__}: {error}") from error
         ids = {properties.message_id for properties in returned}
         returned.clear()
@@ -73,9 +76,3 @@ class RabbitMQ:
             )
             self._local.channel, self._local.returned = channel, returned
         return channel, self._local.returned
-
-    def _close(self) -> None:
-        channel, self._local.channel = getattr(self._local, "channel", None), None
-        if channel is not None:
-            with suppress(Exception):
-                channel.connection.close()

@@ -140,8 +140,8 @@ def _answer(
     level: Level, problems: Sequence[HealthProblem], text: str, *, data: dict[str, Any]
 ) -> Answer:
     shown = [
-        {"level": one.level.name.lower(), "topic": one.topic, "problem": one.words}
-        for one in problems
+        {"level": problem.level.name.lower(), "topic": problem.topic, "problem": problem.words}
+        for problem in problems
     ]
     return Answer(
         text=f"DELAYQ {level.name} - {text}",
@@ -152,16 +152,16 @@ def _answer(
 
 def _limits(options: dict[str, Any]) -> Limits:
     """Those of the pages, with what this command was told about lag, backlog and dead letters."""
-    told: dict[str, list[tuple[Urgency, float]]] = {}
+    chosen: dict[str, list[tuple[Urgency, float]]] = {}
     for kind, name in (("lag", "lag"), ("backlog", "backlog"), ("dead_letters", "dead")):
         for word, level in (("critical", Urgency.CRITICAL), ("warn", Urgency.WARNING)):
             limit = options[f"{word}_{name}"]
             if limit is not None:
                 seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
-                told.setdefault(kind, []).append((level, seconds))
+                chosen.setdefault(kind, []).append((level, seconds))
     # Open dead letters have a limit of their own here: those of the last hour are among them.
     others = {kind: limits for kind, limits in LIMITS.items() if kind not in ("lag", "dead")}
-    return {**others, "paused": [(Urgency.WARNING, 1)], **told}
+    return {**others, "paused": [(Urgency.WARNING, 1)], **chosen}
 
 
 def _problems(found: Iterable[Concern], topic: str) -> Iterator[HealthProblem]:

@@ -95,7 +95,10 @@ class Command(Verb):
         lines += [f"note: {text}" for text in done.notes]
         places = done.places.values()
         head = ("place", "count", "some of them")
-        table = [head, *((one.name, f"{one.count:,}", ", ".join(one.sample)) for one in places)]
+        table = [
+            head,
+            *((place.name, f"{place.count:,}", ", ".join(place.sample)) for place in places),
+        ]
         return Answer(
             text="\n".join(lines),
             data={

@@ -13,7 +13,6 @@ from argparse import ArgumentParser
 from typing import Any
 
 from ...client import finding
-from ...core.message import Message
 from ...core.present import distance, on_one_line
 from ...core.times import from_ms
 from ...store import get_store
@@ -38,27 +37,25 @@ class Command(Verb):
         if message is None:
             raise target.not_live()
         message = shown_message(message)
-        return Answer(text="\n".join(_lines(message)), data=message)
-
-
-def _lines(message: Message) -> list[str]:
-    now = from_ms(get_store().clock_ms())
-    expires_at = message.expires_at
-    fields = {
-        "id": message.id,
-        "topic": message.topic,
-        "task": message.task,
-        "key": message.key or "-",
-        "state": message.state.value,
-        "due": f"{in_time_zone(message.due_at)} ({distance(message.due_at, now)})",
-        "enqueued": in_time_zone(message.enqueued_at),
-        "expires": in_time_zone(expires_at) if expires_at else "never",
-        "priority": message.priority.name.lower(),
-        "attempt": f"{message.attempt}, crashes: {message.crashes}",
-        "calls with": in_one_line(message.args, message.kwargs, 10_000) or "nothing",
-        "headers": in_one_line((), message.headers, 10_000) or "-",
-        "replays": str(message.replay_of or "-"),
-    }
-    lines = [f"{name:<12}{on_one_line(value, 10_000)}" for name, value in fields.items()]
-    runs = [f"run {n:<8}{on_one_line(write_json(run))}" for n, run in enumerate(message.runs, 1)]
-    return lines + runs
+        now = from_ms(get_store().clock_ms())
+        expires_at = message.expires_at
+        fields = {
+            "id": message.id,
+            "topic": message.topic,
+            "task": message.task,
+            "key": message.key or "-",
+            "state": message.state.value,
+            "due": f"{in_time_zone(message.due_at)} ({distance(message.due_at, now)})",
+            "enqueued": in_time_zone(message.enqueued_at),
+            "expires": in_time_zone(expires_at) if expires_at else "never",
+            "priority": message.priority.name.lower(),
+            "attempt": f"{message.attempt}, crashes: {message.crashes}",
+            "calls with": in_one_line(message.args, message.kwargs, 10_000) or "nothing",
+            "headers": in_one_line((), message.headers, 10_000) or "-",
+            "replays": str(message.replay_of or "-"),
+        }
+        lines = [f"{name:<12}{on_one_line(value, 10_000)}" for name, value in fields.items()]
+        runs = [
+            f"run {n:<8}{on_one_line(write_json(run))}" for n, run in enumerate(message.runs, 1)
+        ]
+        return Answer(text="\n".join(lines + runs), data=message)

@@ -37,7 +37,7 @@ class Command(WaitingVerb):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """From where to where, and for the record."""
-        add_topic(parser, "the topic to empty; nobody has to declare it")
+        add_topic(parser, "the topic to empty; it need not be declared")
         add_filters(parser)
         parser.add_argument(
             "--to",

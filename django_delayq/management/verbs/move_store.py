@@ -18,7 +18,7 @@ from ...core.conf import get_settings
 from ...core.exceptions import ConfigurationError, MoveRefused
 from ...models import OperatorAction
 from ...store.connection import mask
-from ...store.moving.mover import Counts, MovePlan, MoveReport, StoreMover
+from ...store.moving.mover import Counts, MoveReport, StoreMover
 from ..cli import Answer, Verb, add_record, positive
 
 #: The rows of the answer.
@@ -85,7 +85,13 @@ class Command(Verb):
             if plan.problems:
                 raise MoveRefused("\n".join(("The store stays where it is.", *plan.problems)))
             if options["dry_run"]:
-                return _planned(plan, old, new)
+                return Answer(
+                    text=f"Nothing speaks against it. By {plan.by}, from {old} ({plan.old}) to "
+                    f"{new} ({plan.new}); their clocks differ by {abs(plan.skew_ms):.0f} ms.",
+                    data=asdict(plan),
+                    rows=[("what", "old"), *_rows(plan.counts)],
+                    right=(False, True),
+                )
         with OperatorAction.recorded(
             "move store",
             options["by"],
@@ -94,20 +100,10 @@ class Command(Verb):
         ) as action:
             moved = mover.run(way, options["limit"])
             action.add(moved.before.records)
-        return _told(moved, old, new)
+        return _report(moved, old, new)
 
 
-def _planned(plan: MovePlan, old: str, new: str) -> Answer:
-    return Answer(
-        text=f"Nothing speaks against it. By {plan.by}, from {old} ({plan.old}) to {new} "
-        f"({plan.new}); their clocks differ by {abs(plan.skew_ms):.0f} ms.",
-        data=asdict(plan),
-        rows=[("what", "old"), *_rows(plan.counts)],
-        right=(False, True),
-    )
-
-
-def _told(moved: MoveReport, old: str, new: str) -> Answer:
+def _report(moved: MoveReport, old: str, new: str) -> Answer:
     text = f"The store has moved from {old} to {new}"
     if moved.frozen_ms:
         text += f"; calls waited for up to {moved.frozen_ms:,} ms"

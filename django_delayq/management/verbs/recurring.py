@@ -81,7 +81,7 @@ def _row(status: RecurringStatus) -> tuple[str, ...]:
 
 
 def _plain(status: RecurringStatus) -> dict[str, Any]:
-    """What JSON can hold. Instants are in ISO 8601."""
+    """The value as JSON can hold it. Instants are in ISO 8601."""
     row = status.paused
     pause = row and {"at": row.paused_at, "by": row.paused_by, "reason": row.pause_reason}
     last = status.last and {

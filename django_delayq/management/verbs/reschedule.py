@@ -61,13 +61,13 @@ class Command(WaitingVerb):
             "--later",
             type=parse_duration,
             metavar="DURATION",
-            help="with filters: due so much later than now planned",
+            help="with filters: how much later than planned they are due",
         )
         when.add_argument(
             "--earlier",
             type=parse_duration,
             metavar="DURATION",
-            help="with filters: due so much earlier, but not before now",
+            help="with filters: how much earlier they are due, but not before now",
         )
         when.add_argument("--now", action="store_true", help="due at once")
         add_dry_run(parser)

@@ -127,8 +127,16 @@ class Command(Verb):
     def run(self, options: dict[str, Any]) -> Answer:
         """One picture as text or JSON, or pictures until Ctrl-C."""
         if options["once"] or options["json"]:
-            seen = look()
-            return Answer(text="\n".join(_plain(seen)), data=_document(seen))
+            seen = take_picture()
+            marks = {Urgency.CRITICAL.name.lower(): "!!", Urgency.WARNING.name.lower(): " !"}
+            lines = [seen.head(), *(f"{marks[level]} {words}" for level, words in seen.lines())]
+            for rows, right in ((seen.topics(), 8), (seen.messages(), 0)):
+                is_right = [0 < column <= right for column in range(len(rows[0]))]
+                lines += [
+                    "",
+                    *table([[on_one_line(cell) for cell in row] for row in rows], is_right),
+                ]
+            return Answer(text="\n".join(lines), data=_document(seen))
         try:
             from ..terminal import draw_again
         except ImportError:
@@ -140,7 +148,7 @@ class Command(Verb):
         return Answer()
 
 
-def look() -> Picture:
+def take_picture() -> Picture:
     """All parts as of now. Raises StoreUnavailable."""
     get_store().clock_ms()  # without Redis there is nothing to see
     with translation.override(None):
@@ -148,21 +156,12 @@ def look() -> Picture:
 
 
 def _parts() -> list[Part]:
-    seen = look()
+    seen = take_picture()
     return [
         (seen.head(), (), seen.lines()),
         ("Topics", seen.topics(), ()),
         ("Running", seen.messages(), ()),
     ]
-
-
-def _plain(seen: Picture) -> list[str]:
-    marks = {Urgency.CRITICAL.name.lower(): "!!", Urgency.WARNING.name.lower(): " !"}
-    lines = [seen.head(), *(f"{marks[level]} {words}" for level, words in seen.lines())]
-    for rows, right in ((seen.topics(), 8), (seen.messages(), 0)):
-        is_right = [0 < column <= right for column in range(len(rows[0]))]
-        lines += ["", *table([[on_one_line(cell) for cell in row] for row in rows], is_right)]
-    return lines
 
 
 def _document(seen: Picture) -> dict[str, Any]:

@@ -60,7 +60,9 @@ def batches_of(ledger: Ledger, commits: Sequence[Commit]) -> list[AuditedBatch]:
     """In the order of their ids."""
     pruned = {row.lo for row in ledger.batches if row.state == PRUNED or row.pruned}
     appended = [commit for commit in commits if commit.kind == "append"]
-    sums = {lo: (one.rows, int(one.signature or 0)) for lo, one in batch_sums(commits).items()}
+    sums = {
+        lo: (batch.rows, int(batch.signature or 0)) for lo, batch in batch_sums(commits).items()
+    }
     return [
         AuditedBatch(number, commit.lo, commit.hi, sums[commit.lo], commit.lo in pruned)
         for number, commit in enumerate(appended)

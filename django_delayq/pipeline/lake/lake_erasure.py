@@ -49,7 +49,7 @@ class Rewritten(NamedTuple):
     ids: Sequence[int]
     """Of these rows."""
     new: LakeFile | None
-    """What takes its place; None when nothing is left."""
+    """The file that replaces it; None when no row is left."""
     changes: Mapping[int, tuple[int, int]]
     """By the lo of a batch: by how much its rows, and the sum of their hashes, grow."""
 
@@ -112,7 +112,7 @@ class LakeErasure:
         except LakeConflict:
             self._lake.drop(attempt)
             raise
-        return [pk for one in done for pk in one.ids]
+        return [pk for rewritten in done for pk in rewritten.ids]
 
     def _owned(self, file: LakeFile, person: Person) -> list[int]:
         """The ids of the person's rows. Raises LakeError."""
@@ -122,8 +122,8 @@ class LakeErasure:
             # The text of an encrypted body tells nothing.
             texts = [*needles, f'"redaction":"{ENCRYPTED}"'] if needles else []
             there = [pc.match_substring(batch.column("body"), text) for text in texts]
-            some = batch.filter(reduce(pc.or_, there)) if there else batch
-            columns = (some.column(name).to_pylist() for name in ("id", *_OWNING))
+            candidates = batch.filter(reduce(pc.or_, there)) if there else batch
+            columns = (candidates.column(name).to_pylist() for name in ("id", *_OWNING))
             found += [
                 pk
                 for pk, topic, task, key, message_id, body in zip(*columns, strict=True)
@@ -135,7 +135,7 @@ class LakeErasure:
         self, file: LakeFile, ids: set[int], path: Path, commits: Sequence[Commit], delete: bool
     ) -> Rewritten:
         """Write a file without what is erased, and read it again. Raises LakeError."""
-        edges = [(one.lo, one.hi) for one in commits if one.kind == "append"]
+        edges = [(commit.lo, commit.hi) for commit in commits if commit.kind == "append"]
         changes: dict[int, list[int]] = defaultdict(lambda: [0, 0])
         pks: list[int] = []
 
@@ -177,24 +177,24 @@ class LakeErasure:
         """All of the files in one."""
         sums = batch_sums(commits)
         changed: dict[int, BatchSum] = {}
-        for one in done:
-            for lo, (rows, signature) in one.changes.items():
+        for rewritten in done:
+            for lo, (rows, signature) in rewritten.changes.items():
                 before = changed.get(lo, sums[lo])
                 changed[lo] = BatchSum(
                     lo, before.rows + rows, str(int(before.signature or 0) + signature)
                 )
-        files = [one.new for one in done if one.new]
+        files = [rewritten.new for rewritten in done if rewritten.new]
         appended = [commit for commit in commits if commit.kind == "append"][-1]
         return Commit(
             seq=0,
             kind="erase",
-            lo=min(one.old.lowest for one in done),
-            hi=max(one.old.highest for one in done),
+            lo=min(rewritten.old.lowest for rewritten in done),
+            hi=max(rewritten.old.highest for rewritten in done),
             rows=sum(file.rows for file in files),
             signature=str(sum(int(file.signature or 0) for file in files)),
             settled_at=appended.settled_at,  # the last commit says how far the lake is settled
             files=files,
-            removes=[one.old.path for one in done],
+            removes=[rewritten.old.path for rewritten in done],
             batches=list(changed.values()),
             archive=appended.archive,
         )
@@ -224,9 +224,11 @@ def _without(batch: pa.RecordBatch, ids: set[int], delete: bool) -> pa.RecordBat
     if not any(owned):
         return batch
     if delete:
-        return batch.filter(pa.array([not one for one in owned]))
+        return batch.filter(pa.array([not is_owned for is_owned in owned]))
     rows = batch.to_pylist()
-    changed = [redacted(row) if one else row for row, one in zip(rows, owned, strict=True)]
+    changed = [
+        redacted(row) if is_owned else row for row, is_owned in zip(rows, owned, strict=True)
+    ]
     return pa.RecordBatch.from_pylist(changed, schema=batch.schema)
 
 

@@ -73,7 +73,14 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
     if connection.vendor == "postgresql":
         horizon = _postgresql_horizon(connection, table, seconds)
     elif connection.vendor == "mysql":
-        horizon = _mysql_horizon(connection, seconds)
+        microseconds = round(seconds * 1_000_000)
+        if seconds < 1:
+            time.sleep(STALE)
+        try:
+            (horizon,) = _row(connection, _MYSQL, microseconds)
+        except DatabaseError as error:
+            logger.warning("%s (%s)", UNSEEN, error)
+            (horizon,) = _row(connection, _MYSQL_CLOCK, microseconds)
     else:
         raise Refused(
             f"It is not known which ids are settled on {connection.vendor}: use PostgreSQL, "
@@ -121,18 +128,6 @@ def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime
         f"when: they are prepared transactions, or of another role. End the prepared ones, or "
         f"GRANT pg_read_all_stats to the role of the pipeline."
     )
-
-
-def _mysql_horizon(connection: Any, seconds: float) -> datetime:
-    microseconds = round(seconds * 1_000_000)
-    if seconds < 1:
-        time.sleep(STALE)
-    try:
-        (horizon,) = _row(connection, _MYSQL, microseconds)
-    except DatabaseError as error:
-        logger.warning("%s (%s)", UNSEEN, error)
-        (horizon,) = _row(connection, _MYSQL_CLOCK, microseconds)
-    return horizon
 
 
 def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> int:

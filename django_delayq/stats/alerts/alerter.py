@@ -122,8 +122,8 @@ def breaches(rules: Sequence[AlertRule], situation: Situation) -> list[Breach]:
             limit = limit_in_words(rule.kind, rule.limit)
             suffix = f" (limit {limit})" if limit else ""
             found += [
-                Breach(rule, one.topic, one.value, one.words + suffix)
-                for one in broken(rule, situation)
+                Breach(rule, measure.topic, measure.value, measure.words + suffix)
+                for measure in broken(rule, situation)
             ]
     return found
 
@@ -178,7 +178,7 @@ def _note_breach(alert: Alert, breach: Breach, now: datetime) -> None:
     if is_new and now - alert.changed_at >= timedelta(seconds=breach.rule.after):
         with transaction.atomic(using=get_settings().database):
             if row.filter(began_at__isnull=True).update(began_at=now):
-                _tell(alert, "begun", breach.rule.to, now)
+                _add_deliveries(alert, "begun", breach.rule.to, now)
                 logger.warning("alert %s: %s", alert, breach.words)
 
 
@@ -194,11 +194,11 @@ def _note_calm(alert: Alert, rule: AlertRule, now: datetime) -> None:
     if now - alert.changed_at >= timedelta(seconds=rule.after):
         with transaction.atomic(using=get_settings().database):
             if row.update(ended_at=now, open_key=None):
-                _tell(alert, "ended", rule.to, now)
+                _add_deliveries(alert, "ended", rule.to, now)
                 logger.info("alert %s is over", alert)
 
 
-def _tell(alert: Alert, event: str, targets: Iterable[str], now: datetime) -> None:
+def _add_deliveries(alert: Alert, event: str, targets: Iterable[str], now: datetime) -> None:
     AlertDelivery.objects.bulk_create(
         AlertDelivery(alert=alert, target=target, event=event, next_try_at=now)
         for target in targets

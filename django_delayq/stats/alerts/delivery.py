@@ -21,12 +21,12 @@ WEBHOOK_TIMEOUT = 10.0
 
 
 class NotDelivered(DelayQError):
-    """A target was not told of an alert."""
+    """The message about an alert did not reach its target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlertNotice:
-    """What a target is told."""
+    """The message about an alert."""
 
     id: int
     """Of this notice: the same when it is sent again because nobody knows whether it arrived."""
@@ -53,7 +53,12 @@ class AlertNotice:
 def deliver(target: str, notice: AlertNotice) -> None:
     """Tell the target. Raises NotDelivered, and what a function of the project raises."""
     if is_url(target):
-        _post(target, notice)
+        content = {"text": notice.text, **asdict(notice)}
+        body = json.dumps(content, default=lambda at: at.isoformat()).encode()
+        try:
+            post(target, body, get_settings().alert_secret, WEBHOOK_TIMEOUT)
+        except PostFailed as error:
+            raise NotDelivered(str(error)) from error
     elif is_mail(target):
         lines = [notice.text, "", f"Rule: {notice.rule}", f"Began: {notice.began_at.isoformat()}"]
         if notice.ended_at:
@@ -64,12 +69,3 @@ def deliver(target: str, notice: AlertNotice) -> None:
             raise NotDelivered(f"The mail was not sent: {error}") from error
     else:
         import_string(target)(notice)
-
-
-def _post(url: str, notice: AlertNotice) -> None:
-    content = {"text": notice.text, **asdict(notice)}
-    body = json.dumps(content, default=lambda at: at.isoformat()).encode()
-    try:
-        post(url, body, get_settings().alert_secret, WEBHOOK_TIMEOUT)
-    except PostFailed as error:
-        raise NotDelivered(str(error)) from error

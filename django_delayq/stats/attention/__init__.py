@@ -1,4 +1,4 @@
-"""What is wrong now, each with its cause: for the pages, for ALERTS and for `delayq check`.
+"""The present problems, each with its cause: for the pages, for ALERTS and for `delayq check`.
 
 May import what stats may. Start with conditions.py: each condition is defined there, once.
 """

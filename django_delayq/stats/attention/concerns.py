@@ -1,4 +1,4 @@
-"""What is to be looked at: what was measured, compared with limits, the worst first."""
+"""The present problems: measures that are above their limits, the worst first."""
 
 from __future__ import annotations
 
@@ -70,21 +70,27 @@ def concerns(
     same kind in the same topic. The worst first, then in the order of the limits."""
     found: dict[tuple[str, str, str], Concern] = {}
     for kind, steps in limits.items():
-        for one in measured(kind, situation):
+        for measure in measured(kind, situation):
             for urgency, limit in steps:
-                if one.value >= limit:
-                    found[one.kind, one.topic, one.worker] = _concern(urgency, one, limit)
+                if measure.value >= limit:
+                    found[measure.kind, measure.topic, measure.worker] = _concern(
+                        urgency, measure, limit
+                    )
                     break
     for rule in rules:
-        for one in broken(rule, situation):
-            concern = _concern(Urgency.CRITICAL, one, rule.limit)
-            found[one.kind, one.topic, one.worker] = replace(concern, rule=rule.name)
+        for measure in broken(rule, situation):
+            concern = _concern(Urgency.CRITICAL, measure, rule.limit)
+            found[measure.kind, measure.topic, measure.worker] = replace(concern, rule=rule.name)
     return sorted(found.values(), key=lambda concern: -concern.urgency)
 
 
 def broken(rule: AlertRule, situation: Situation) -> list[Measured]:
     """Where this rule of ALERTS is broken."""
-    return [one for one in measured(rule.kind, situation, rule.topics) if one.value >= rule.limit]
+    return [
+        measure
+        for measure in measured(rule.kind, situation, rule.topics)
+        if measure.value >= rule.limit
+    ]
 
 
 def attention(topics: Collection[str] | None = None) -> list[Concern]:
@@ -123,15 +129,15 @@ def concerns_of(topic: str, found: Iterable[Concern]) -> list[Concern]:
     return [concern for concern in found if topic in concern.topics]
 
 
-def _concern(urgency: Urgency, one: Measured, limit: float) -> Concern:
+def _concern(urgency: Urgency, measure: Measured, limit: float) -> Concern:
     return Concern(
         urgency=urgency,
-        kind=one.kind,
-        topics=[one.topic] if one.topic else one.about,
-        words=one.words,
-        limit=limit_in_words(one.kind, limit),
-        worker=one.worker,
-        measured=one,
+        kind=measure.kind,
+        topics=[measure.topic] if measure.topic else measure.about,
+        words=measure.words,
+        limit=limit_in_words(measure.kind, limit),
+        worker=measure.worker,
+        measured=measure,
     )
 
 

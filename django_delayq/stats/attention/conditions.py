@@ -32,7 +32,7 @@ class Measured(NamedTuple):
     value: float
     """In the unit of ALERT_KINDS; 1 where there is none and it holds."""
     words: str
-    """What is wrong, and why as far as that is known, in the language that is active."""
+    """The problem, and its cause if that is known, in the active language."""
     about: Sequence[str] = ()
     """The topics that it concerns when `topic` is empty."""
     worker: str = ""

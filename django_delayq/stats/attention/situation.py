@@ -29,7 +29,7 @@ from ..overview import WorkerStatus, statuses_of
 
 #: Dead letters are counted over this time.
 DEAD_WITHIN = timedelta(hours=1)
-#: The lag is compared with that of so many samples (minutes) ago.
+#: The lag is compared with that of this many samples (minutes) ago.
 COMPARED = 10
 
 
@@ -67,7 +67,7 @@ def read_situation(store: RedisStore, kinds: Collection[str] = frozenset(ALERT_K
         }
         if len(snapshot.samples) == COMPARED:
             oldest = snapshot.samples[0]["topics"]
-            found["lag_before"] = {topic: one["lag"] for topic, one in oldest.items()}
+            found["lag_before"] = {topic: sample["lag"] for topic, sample in oldest.items()}
     except StoreError as error:
         found["problem"] = error.problem
     try:
@@ -82,7 +82,7 @@ def read_situation(store: RedisStore, kinds: Collection[str] = frozenset(ALERT_K
 
 
 def only_topics(situation: Situation, topics: Collection[str]) -> Situation:
-    """As if there were no other topics. What is of all topics together is left out."""
+    """The situation of these topics alone, without the figures of all topics together."""
     workers = [
         replace(
             worker,
@@ -97,9 +97,9 @@ def only_topics(situation: Situation, topics: Collection[str]) -> Situation:
         topics=[row for row in situation.topics if row.topic in topics],
         workers=[worker for worker in workers if worker.topics],
         database=DatabaseCounts(
-            outbox=Counter({one: n for one, n in counts.outbox.items() if one in topics}),
+            outbox=Counter({topic: n for topic, n in counts.outbox.items() if topic in topics}),
             dead_letters=Counter(
-                {one: n for one, n in counts.dead_letters.items() if one in topics}
+                {topic: n for topic, n in counts.dead_letters.items() if topic in topics}
             ),
         ),
         dead={topic: dead for topic, dead in situation.dead.items() if topic in topics},

@@ -1,4 +1,4 @@
-"""What every process does when the store moves: wait until that is decided, then change over.
+"""Each process waits while the store moves, and changes over when the move is decided.
 
 Redis refuses each call to a frozen store by WRONGTYPE, so nobody has to ask before a call. The
 caller waits here, and makes the call again where the store is.
@@ -19,7 +19,7 @@ from .freeze import Move, decide, move_in, thaw
 
 #: Seconds between two questions whether the move is decided.
 ASK_INTERVAL = 0.01
-#: A call that was refused up to so many ms before the end of an undone move is made again.
+#: A call that was refused at most this long before the end of an undone move is made again.
 JUST_UNDONE_MS = 1_000
 
 
@@ -28,7 +28,7 @@ def next_settings(settings: Settings) -> Settings:
     return dataclasses.replace(settings, redis=settings.redis_next)
 
 
-def follow(redis_py: RedisPy, settings: Settings) -> RedisPy | None:
+def serving_client(redis_py: RedisPy, settings: Settings) -> RedisPy | None:
     """Wait until the move is decided, SOCKET_TIMEOUT at most.
 
     Returns the client of the store that serves now: this one after a move that was undone, or one

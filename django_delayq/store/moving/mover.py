@@ -25,7 +25,7 @@ from ..redis_errors import ERRORS, translate
 from .follow import asking, clock_ms, next_settings
 from .freeze import Move, decide, freeze, move_in, set_move, thaw
 
-#: By `copy` up to so many messages, unless it is ordered: carrying these over takes about a second.
+#: Up to this many messages the way is `copy`, unless another is ordered. It takes about a second.
 COPIED_AT_MOST = 100_000
 #: Milliseconds by which the clocks of the two servers may differ: due times and leases count by
 #: them.
@@ -428,7 +428,7 @@ class StoreMover:
     # Asking
 
     def _counts(self, redis_py: RedisPy, *, rests: bool = False) -> Counts:
-        """What the store has. `rests`: it is frozen, and its values rest elsewhere."""
+        """The counts of the store. `rests`: it is frozen, and its values rest elsewhere."""
 
         def name(key: str) -> str:
             return keys.resting_key(self.prefix, key) if rests else key
@@ -468,8 +468,8 @@ def _sizes(
         ("HLEN", followers),
     ):
         pipeline.execute_command(command, key)
-    one, two, three, *rest = pipeline.execute()
-    return (one + two + three, *rest)
+    *lanes, leased_count, records, ended, following = pipeline.execute()
+    return (sum(lanes), leased_count, records, ended, following)
 
 
 def _database(redis_py: RedisPy) -> int:

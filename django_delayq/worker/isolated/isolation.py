@@ -110,7 +110,7 @@ class Isolation:
         )
         watch = _Watch(child, lease, lease.report, resolved)
         try:
-            while (ended := watch.look()) is None:
+            while (ended := watch.poll()) is None:
                 """One look after the other."""
         except ChildDied:
             if watch.has_begun:
@@ -201,7 +201,7 @@ class _Watch:
         self._is_told = False
         self.has_begun = False
 
-    def look(self) -> Ended | None:
+    def poll(self) -> Ended | None:
         """How it has ended; None when it goes on."""
         left = self._check_limits()
         for frame in self._child.read(min(self._pause, left)):
