@@ -112,8 +112,7 @@ def page_of(
         )
     if selection.argument:
         check_search(selection.argument, selection.task)
-    by_time = selection.since or selection.until or _is_few(selection)
-    kind = _Times if by_time and not _is_exact(selection) else _Ids
+    kind = _kind(selection)
     edge = _edge_of(before or after, kind is _Times)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
     rows, beyond = found.rows, _text_of(found.edge)
@@ -324,6 +323,11 @@ class _Times(_Walk):
 def _cut(rows: list[ArchivedMessage], size: int, kind: type[_Walk]) -> _Found:
     """A page of rows of which one more was asked for, to know whether there is one."""
     return _Found(rows=rows[:size], edge=_after(rows[size - 1], kind) if len(rows) > size else None)
+
+
+def _kind(selection: Selection) -> type[_Ids | _Times]:
+    by_time = selection.since or selection.until or _is_few(selection)
+    return _Times if by_time and not _is_exact(selection) else _Ids
 
 
 def _is_exact(selection: Selection) -> bool:

@@ -402,7 +402,7 @@ STEPS: dict[str, tuple[Any, str, bool, int]] = {
     "before the total is stored": (BulkRun, "counted", False, 1),
     "after the total is stored": (BulkRun, "counted", True, 1),
     "before a batch": (bulk_waiting, "_deal_with", False, 2),
-    "before Redis is changed": (waiting_changes.WaitingBatch, "look", True, 2),
+    "before Redis is changed": (waiting_changes.WaitingBatch, "locate", True, 2),
     "after Redis is changed": (bulk_waiting, "_change", True, 2),
     "before it says how far it is": (BulkRun, "enter", False, 2),
     "before the commit": (BulkRun, "enter", True, 2),

@@ -144,6 +144,16 @@ def run_services(
     return ExitCode.OK
 
 
+def _request(requested: list[float], number: int, progress: Sleeper) -> None:
+    now = time.monotonic()
+    if requested and now - requested[0] > SAME_SIGNAL:
+        # A second signal ends the process at once: no drain, no atexit handlers that could wait.
+        os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
+        os._exit(128 + number)
+    requested.append(now)
+    progress.wake()
+
+
 @contextlib.contextmanager
 def _signals(progress: Sleeper) -> Iterator[list[float]]:
     """TERM and INT ask to stop: gives the list of the times at which they came. USR2 prints the
@@ -151,13 +161,7 @@ def _signals(progress: Sleeper) -> Iterator[list[float]]:
     requested: list[float] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if requested and now - requested[0] > SAME_SIGNAL:
-            # The second signal ends the process at once: no drain, no atexit handlers that wait.
-            os.write(2, b"stopped at once; what was running runs again when its lease ends\n")
-            os._exit(128 + number)
-        requested.append(now)
-        progress.wake()
+        _request(requested, number, progress)
 
     old = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
