@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pipeline servers test test-long test-all matrix screenshots lint docs bench chaos foreign fuzz mutations clean
+.PHONY: help demo pipeline servers test test-on-postgresql test-on-mariadb test-long test-all matrix screenshots lint docs bench chaos foreign fuzz mutations clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -50,13 +50,16 @@ test: servers ## Run the tests (ARGS="-k claim" for some of them)
 	$(PYTEST) -m "not elsewhere and not long" --ignore=tests/acceptance --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(PYTEST) tests/acceptance -m "acceptance and not alone and not long" $(SHARED) $(ARGS) $(MAY_BE_NONE)
 	$(PYTEST) tests/acceptance -m "acceptance and alone and not long" $(ARGS) $(MAY_BE_NONE)
-	$(ON) postgresql $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
-	$(ON) mariadb $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
+	@$(MAKE) --no-print-directory -j 2 -O test-on-postgresql test-on-mariadb
 	$(WITH_JAVA) $(PYTEST) tests/pipeline -m "not long" $(SPARK) $(ARGS) $(MAY_BE_NONE)
 	@echo "make test: all passed. Left to others: tests that take long, the pages with USE_TZ off, the pipeline on"
 	@echo "PostgreSQL (make test-long); the rest of the store's tests on three more servers, the rest of the tests on"
 	@echo "PostgreSQL and MariaDB (make test-all); breaking the scripts (make mutations); faults under load (make chaos);"
 	@echo "speed (make bench)."
+
+# Side by side: each waits for its database a third of the time.
+test-on-postgresql test-on-mariadb: test-on-%:
+	$(ON) $* $(PYTEST) -m "databases and not long" --ignore=tests/pipeline $(SHARED) $(ARGS) $(MAY_BE_NONE)
 
 test-long: servers ## Run the tests that take long (30 minutes); CI runs them too
 	$(PYTEST) -m "long and not alone" --ignore=tests/pipeline $(SHARED)

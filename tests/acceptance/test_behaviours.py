@@ -245,6 +245,7 @@ def test_two_prefixes_on_one_server_do_not_see_each_other(
     assert other.live() == 10
 
 
+@pytest.mark.long
 def test_task_that_only_newer_workers_know_waits_for_one(queue: Queue, figure: Figure) -> None:
     old = queue.worker(DELAYQ_TEST_CODE="old")
     handle = tasks.newcomer.enqueue()

@@ -82,6 +82,7 @@ def test_the_smoke_run_fails_without_a_worker(
     assert "WRONG: orders [1, 2, 3, 4] were not settled in time" in output()
 
 
+@pytest.mark.long
 def test_the_shop_answers_until_ctrl_c_ends_everything(start: Start, output: Callable[[], str]):
     launcher = start()
     children = children_of(launcher, output)

@@ -73,6 +73,7 @@ def test_a_run_has_a_process_of_its_own_and_the_next_one_finds_it_warm(
     assert queue.acked_once(handles, "apart")
 
 
+@pytest.mark.long
 def test_children_are_as_many_as_messages_run_at_a_time(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -190,6 +191,7 @@ def test_what_a_task_raises_is_recorded_as_that_of_a_thread(
     assert message is not None and message.attempt == 0
 
 
+@pytest.mark.long
 def test_a_flood_of_progress_is_borne(queue: Queue, worker: Callable[..., WorkerProcess]) -> None:
     worker()
     handle = apart.flood.enqueue()
@@ -197,6 +199,7 @@ def test_a_flood_of_progress_is_borne(queue: Queue, worker: Callable[..., Worker
     assert queue.detail_of(handle, "apart")["progress"][:2] == [20_000, 20_000]
 
 
+@pytest.mark.long
 def test_progress_is_kept_when_the_child_dies(
     queue: Queue, worker: Callable[..., WorkerProcess]
 ) -> None:
@@ -231,6 +234,7 @@ def test_neighbours_of_tasks_that_hang_and_eat_memory_are_not_late(
     assert queue.acked_once([*alone, *handles])
 
 
+@pytest.mark.long
 def test_middleware_surrounds_the_run_in_the_child(
     queue_on: Callable[..., Queue], aof_server: Server
 ) -> None:
@@ -343,6 +347,7 @@ def test_signals_to_the_whole_group_leave_the_child_to_its_worker(
     assert queue.acked_once([handle], "apart")
 
 
+@pytest.mark.long
 def test_a_child_that_cannot_load_the_project_fails_the_attempt_and_no_more(
     queue: Queue, worker: Callable[..., WorkerProcess], tmp_path: Path
 ) -> None:

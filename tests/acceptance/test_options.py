@@ -56,6 +56,7 @@ def test_processes_share_the_work_and_each_message_runs_once(queue: Queue, figur
     assert worker.stop() == 0
 
 
+@pytest.mark.long
 def test_health_port_tells_whether_it_works(own_server: Servers, queue_on: Queues) -> None:
     server, port = own_server(), free_port()
     queue = queue_on(server)
@@ -117,6 +118,7 @@ def test_topics_chooses_what_is_served(
     assert {topic for topic, handle in handles.items() if queue.history.starts(handle)} == served
 
 
+@pytest.mark.long
 def test_weights_share_the_threads_between_topics_that_are_due(
     aof_server: Server, queue_on: Queues, figure: Figure
 ) -> None:

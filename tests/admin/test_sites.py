@@ -72,6 +72,7 @@ def test_every_page_opens(world: World, as_user: Callable[..., Client]):
     assert len(html) > 8
 
 
+@pytest.mark.long
 def test_every_page_stays_on_its_own_site(
     elsewhere: None, world: World, as_user: Callable[..., Client]
 ):
@@ -101,6 +102,7 @@ def test_the_index_leads_to_the_overview(
     assert address("changelist", "operators") not in as_user().get(HERE).content.decode()
 
 
+@pytest.mark.long
 def test_every_page_opens_under_unfold():
     pytest.importorskip("unfold")
     if "unfold" in django_settings.INSTALLED_APPS:

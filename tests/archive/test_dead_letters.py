@@ -248,6 +248,7 @@ def test_an_index_serves_every_query(now: datetime) -> None:
         assert "delayq_archive_" in plan, plan
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     connection.vendor != "mysql",
     reason="it has no partial indexes, and counts the rows that it reads",

@@ -157,6 +157,7 @@ def test_the_same_with_windows_that_hold_everything() -> None:
         assert page.searched_back_to is page.older is page.newer is None
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("seed", [4, 5])
 def test_upwards_is_downwards_reversed(seed: int) -> None:

@@ -376,6 +376,7 @@ def test_a_lone_message_without_a_key_asks_nothing_inside_a_transaction(delayq: 
         assert scripts_run(delayq) == before + 1
 
 
+@pytest.mark.long
 def test_many_in_one_transaction_cost_as_much_each_as_few(delayq: RedisStore) -> None:
     """Nobody looks through all hooks for each of them: that took 3 ms for the last of 8,000."""
     others = transaction.on_commit

@@ -648,6 +648,7 @@ def test_types_of_arguments_are_checked(tmp_path: Path) -> None:
     assert lines == ["8", "9", "10", "11", "12", "19", "20", "21"]
 
 
+@pytest.mark.long
 def test_types_take_every_form_of_an_option(tmp_path: Path) -> None:
     said = check_types(
         tmp_path,

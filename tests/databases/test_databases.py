@@ -144,6 +144,7 @@ def test_a_database_leaves_nothing_behind(kind: str) -> None:
     assert process is None or ended(process)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     sys.platform != "linux", reason="nothing tells a process that its parent was killed"
 )
@@ -168,6 +169,7 @@ def test_a_server_ends_with_a_killed_test_process(server: Server) -> None:
     shutil.rmtree(folder)
 
 
+@pytest.mark.long
 def test_a_durable_database_serves(kind: str) -> None:
     require(kind)
     with launcher(kind, durable=True) as database:

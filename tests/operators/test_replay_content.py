@@ -129,6 +129,7 @@ def test_delay_is_that_of_every_message(delayq: RedisStore) -> None:
         assert before + 30_000 <= due_ms <= delayq.now_us() // 1000 + 30_001
 
 
+@pytest.mark.long
 def test_rate_spreads_the_due_times_over_all_transactions(
     delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

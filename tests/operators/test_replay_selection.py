@@ -158,6 +158,7 @@ def test_the_record_names_everything_and_nothing(rows: str, words: str) -> None:
     assert replay(getattr(ArchivedMessage.objects, rows)()).action.selection == words
 
 
+@pytest.mark.long
 def test_progress_is_told_first_and_after_each_transaction() -> None:
     dead(501)
     dead(task="gone")

@@ -68,6 +68,7 @@ def test_many_bytes_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_thousand_dates_take_no_more_open_files_than_one(tmp_path: Path) -> None:
     rows = batch(*((day, "orders", EVENING - timedelta(days=day)) for day in range(1_100)))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

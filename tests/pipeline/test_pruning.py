@@ -214,6 +214,7 @@ def test_a_dry_run_counts(spark: Any, parameters: Any, export_now: Export) -> No
     assert not OperatorAction.objects.exists()
 
 
+@pytest.mark.long
 def test_a_project_without_time_zones_exports_and_prunes(
     export_now: Export, lake: str, settings: Any
 ) -> None:

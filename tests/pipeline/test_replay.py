@@ -315,6 +315,7 @@ def test_a_dry_run_counts_and_changes_nothing(job: Job, crowd: RedisStore) -> No
     assert not OperatorAction.objects.exists()
 
 
+@pytest.mark.long
 def test_nothing_dead_is_nothing_to_do(job: Job, crowd: RedisStore) -> None:
     assert job().figures == {"selected": 0, "to replay": 0}
 

@@ -170,6 +170,7 @@ def test_topics_that_nobody_declares_any_more_are_shown(hands: Hands) -> None:
     assert "empty" not in shown, "nobody has to do anything about it"
 
 
+@pytest.mark.long
 def test_hundreds_of_topics_are_no_problem(hands: Hands, settings: Any) -> None:
     settings.DELAYQ = {
         **settings.DELAYQ,

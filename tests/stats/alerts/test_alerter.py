@@ -223,6 +223,7 @@ def test_the_end_waits_for_the_beginning(
     assert [content["event"] for content in webhook.contents] == ["begun", "begun", "ended"]
 
 
+@pytest.mark.long
 def test_after_a_day_of_failures_it_is_given_up(
     hands: Hands, rules: Rules, move: Move, caplog: pytest.LogCaptureFixture
 ) -> None:
