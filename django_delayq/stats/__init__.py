@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = [
     "overview", "figures", "attention", "held_messages", "unserved", "alerts", "hourly",
-    "stats_service", "history", "histogram", "marks", "overview_sql",
+    "stats_service", "history", "histogram", "marks", "overview_sql", "capacity",
 ]  # fmt: skip

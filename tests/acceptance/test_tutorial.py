@@ -88,7 +88,7 @@ def test_the_tutorial_does_what_it_says(tutorial: Tutorial) -> None:
     try:
         wait_for_line(worker, "Ready")
         assert tutorial.shell(3).startswith("delayed")
-        wait_for_line(worker, "close_unpaid_order")
+        wait_for_line(worker, "close_unpaid_orders")
         assert tutorial.shell(1) == "closed\n"
         assert tutorial.shell(1) == "None\n"
         tutorial.write()

@@ -20,7 +20,7 @@ COUNT = 20_000
 RUNS = 5
 #: Orders of one statement of the bare loop, as of one batch.
 ROWS = 500
-#: A run that closes fewer orders a second has failed.
+#: A run that closes fewer orders a second has failed, after half a minute for a busy machine.
 SLOWEST = 200
 #: Other queues get so many: their rate does not depend on the number.
 PEER_COUNT = 4_000
@@ -142,11 +142,11 @@ def _ours(task: Any, count: int, worker: list[str]) -> float:
     with common.BenchWorker(*worker, topics=task.options.topic):
         task.enqueue(0)  # connections are made, and a thread has worked
         time.sleep(0.5)
-        due, at = common.stored_instant(1.5 + count / 20_000)
+        due, at = common.stored_instant(1.5 + count / 10_000)
         task.using(due_at=at).enqueue_many((order_id,) for order_id in ids)
         assert time.time() < due, "enqueueing took longer than the head start"
         time.sleep(max(0.0, due - time.time()))
-        closed = common.wait_until(lambda: _left(task.options.topic) == 0, 10 + count / SLOWEST)
+        closed = common.wait_until(lambda: _left(task.options.topic) == 0, 30 + count / SLOWEST)
         took = time.time() - due
     assert closed, f"{_left(task.options.topic):,} messages of {task.name} are left"
     assert not BenchOrder.objects.filter(state="pending").exists()

@@ -29,7 +29,7 @@ class Variant(NamedTuple):
 def compare(workload: str, variants: Sequence[Variant], arguments: list[str]) -> None:
     """Report a burst per variant, and its ratio to the first one."""
     options = common.options(arguments, ROUNDS)
-    rounds = [[_burst(variant, options) for variant in variants] for _ in range(options.runs)]
+    rounds = [[burst_of(variant, options) for variant in variants] for _ in range(options.runs)]
     base = [figures[0]["figure"] for figures in rounds]
     for number, variant in enumerate(variants):
         mine = [figures[number] for figures in rounds]
@@ -48,7 +48,7 @@ def compare(workload: str, variants: Sequence[Variant], arguments: list[str]) ->
         )
 
 
-def _burst(variant: Variant, options: common.Options) -> dict[str, Any]:
+def burst_of(variant: Variant, options: common.Options) -> dict[str, Any]:
     """In a process of its own: settings are read once."""
     command = [
         sys.executable,

@@ -12,11 +12,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from tests.benchmarks import common
 from tests.benchmarks.peers.catalogue import ROOT, Peer
-from tests.benchmarks.peers.session import PeerFailedError
+from tests.benchmarks.peers.session import PeerFailedError, postgres_url
 from tests.servers import launcher
 
 #: Seconds for a worker to close its first order, and for each thousand of them.
@@ -77,12 +76,10 @@ def _environment(peer: Peer, redis: str) -> dict[str, str]:
     names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
     # Connections are kept, as all of them advise.
     kept = {**{name: entry[name] for name in names}, "CONN_MAX_AGE": 60}
-    address = f"{quote(entry['USER'])}:{quote(entry['PASSWORD'])}@/{quote(entry['NAME'])}"
-    where = f"?host={quote(entry['HOST'], safe='')}&port={entry['PORT'] or 5432}"
     return {
         "DELAYQ_BENCH_REDIS": redis,
         "DELAYQ_BENCH_DATABASE": json.dumps(kept),
-        "DELAYQ_BENCH_POSTGRES": f"postgresql://{address}{where}",
+        "DELAYQ_BENCH_POSTGRES": postgres_url(entry),
         "DELAYQ_BENCH_TABLE": BenchOrder._meta.db_table,
         "DELAYQ_BENCH_PEER": str(peer.folder),
         "DELAYQ_BENCH_DJANGO_Q": "1" if peer.name == "orders-django-q" else "0",

@@ -26,6 +26,8 @@ class Peer(NamedTuple):
     a burst."""
     bulk: bool = False
     """Whether it can enqueue delayed messages in bulk."""
+    database: bool = False
+    """Whether its queue is in PostgreSQL: it gets one of its own, and no Redis is measured."""
 
     @property
     def folder(self) -> Path:
@@ -54,7 +56,7 @@ class Peer(NamedTuple):
     def producer(self, *arguments: object) -> list[str]:
         """The command of its producer."""
         line = (
-            "node {here}/bullmq.mjs produce"
+            f"node {{here}}/{self.name}.mjs produce"
             if self.node
             else f"{{bin}}/python -m {PACKAGE}.produce {self.name}"
         )
@@ -140,6 +142,15 @@ _ALL = (
         "Node, one process, concurrency 50, removeOnComplete, attempts 5",
         rate=8_000,
         bulk=True,
+    ),
+    Peer(
+        "graphile",
+        ("graphile-worker", "pg"),
+        ("node {here}/graphile.mjs worker",),
+        "Node, one process, jobs in PostgreSQL, concurrency 24, pollInterval 100 ms (2 s by default)",
+        rate=2_000,
+        bulk=True,
+        database=True,
     ),
 )
 

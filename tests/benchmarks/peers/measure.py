@@ -122,7 +122,7 @@ WORKLOADS: dict[str, Workload] = {
     "bulk": Workload(bulk, "messages/s", 5, lambda peer: peer.bulk),
     "burst": Workload(burst, "messages/s", 5),
     "precision": Workload(precision, "ms p50", 5),
-    "bytes": Workload(bytes_, "bytes/message", 1),
+    "bytes": Workload(bytes_, "bytes/message", 1, lambda peer: not peer.database),
 }
 
 

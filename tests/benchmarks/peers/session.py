@@ -13,14 +13,23 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 
+from tests import databases
 from tests.benchmarks import common, journal
 from tests.benchmarks.peers.catalogue import ROOT, Peer
 from tests.servers import launcher
 
 WARM_UP = 500
+
+
+def postgres_url(entry: dict[str, Any]) -> str:
+    """The address of a database, as node-postgres takes it."""
+    address = f"{quote(entry['USER'])}:{quote(entry['PASSWORD'])}@/{quote(entry['NAME'])}"
+    where = f"?host={quote(entry['HOST'], safe='')}&port={entry['PORT'] or 5432}"
+    return f"postgresql://{address}{where}"
 
 
 class PeerFailedError(Exception):
@@ -51,6 +60,9 @@ class Session:
                 "DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings",
                 "PYTHONPATH": str(ROOT),
             }
+            if self.peer.database:
+                database = stack.enter_context(databases.launcher("postgresql"))
+                self._environment["DELAYQ_BENCH_POSTGRES"] = postgres_url(database.entry)
             stack.callback(self._stop)
             if self._worker:
                 self._start()
