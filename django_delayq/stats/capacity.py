@@ -111,7 +111,7 @@ class Limit(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """What a load needs."""
 
     needs: list[Need]
@@ -136,7 +136,7 @@ def drain_rate(costs: Costs, processes: int, cores: int) -> float:
     )
 
 
-def plan(load: Load, costs: Costs) -> Plan:
+def plan_capacity(load: Load, costs: Costs) -> CapacityPlan:
     """What the load needs in its busiest minute, with reserves (BUSY)."""
     busiest = load.rate * load.peak
     redis_us = costs.run_us + (costs.enqueue_many_us if load.many else costs.enqueue_us)
@@ -185,7 +185,7 @@ def plan(load: Load, costs: Costs) -> Plan:
                 f"the export of a day in {load.window_s:g} s",
             ),
         ]
-    return Plan(
+    return CapacityPlan(
         needs=needs,
         limits=_limits(load, costs, redis_us, memory_gb, archive_gb, connections),
         processes=processes,

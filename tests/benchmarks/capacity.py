@@ -1,14 +1,17 @@
 """The costs of `delayq plan`, measured by CPU time, and its predictions beside what ran with 1, 2 and
-4 processes and partitions. `--costs FILE` keeps the costs for `delayq plan --costs FILE`."""
+4 processes and partitions. `--costs FILE` keeps the costs for `delayq plan --costs FILE`. `--write`
+makes them the costs of this package, and writes the tables of docs/how-to/capacity.md."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import os
+import re
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,20 @@ VARIANTS = [
         for count in COUNTS[1:]
     ),
 ]
+PAGE = Path("docs/how-to/capacity.md")
+MODEL = Path("django_delayq/stats/capacity.py")
+HEAD_OF_STEPS = (
+    "messages a day", "Redis primaries / partitions", "Redis memory", "processes × threads", "archivers",
+    "archive", "breaks first",
+)  # fmt: skip
+_BATCHES = {"many": True, "batch": 500, "task_ms": 20.0, "task_cpu_ms": 5.0}
+STEPS: tuple[tuple[str, float, dict[str, Any]], ...] = (
+    ("1 million, kept 90 days", 1e6, {}),
+    ("100 million, kept 14 days", 1e8, {"keep_days": 14.0}),
+    ("1 billion in batches, kept 3 days", 1e9, {"keep_days": 3.0, **_BATCHES}),
+    ("10 billion in batches, dead letters kept", 1e10, {"archived": 0.001, **_BATCHES}),
+    ("10 billion in batches, all kept 3 days", 1e10, {"keep_days": 3.0, **_BATCHES}),
+)
 #: Where the part on each kind of database leaves what it has found.
 FOUND = "DELAYQ_BENCH_COSTS"
 
@@ -46,13 +63,15 @@ def main(arguments: list[str]) -> None:
         measure_archive(common.options(own or [], RUNS), Path(os.environ[FOUND]))
         return
     file = Path(arguments.pop(arguments.index("--costs") + 1)) if "--costs" in arguments else None
-    rest = [word for word in arguments if word != "--costs"]
+    rest = [word for word in arguments if word not in ("--costs", "--write")]
     options = common.options(rest, RUNS)
     found = file or Path(f".bench/costs.{os.getpid()}.json")
     found.parent.mkdir(parents=True, exist_ok=True)
-    predict(options, measure(options, found))
+    predictions = predict(options, measure(options, found))
     os.environ[FOUND] = str(found)
     on_database.arguments_of("capacity", databases.KINDS, rest)
+    if "--write" in arguments:
+        write(msgspec.json.decode(found.read_bytes()), predictions)
     if file is None:
         found.unlink()
 
@@ -123,8 +142,8 @@ def _redis_us(client: Any, messages: int, work: Callable[[], object]) -> float:
     return float(sum(after[name] - before[name] for name in names)) / messages * 1e6
 
 
-def predict(options: common.Options, costs: Any) -> None:
-    """Drains by turns, and what the plan says of them."""
+def predict(options: common.Options, costs: Any) -> list[tuple[str, float, float]]:
+    """Drains by turns, and what the plan says of them: the case, the rate, and the predicted one."""
     from django_delayq.stats.capacity import drain_rate
 
     cores = len(os.sched_getaffinity(0))
@@ -132,15 +151,92 @@ def predict(options: common.Options, costs: Any) -> None:
     for _ in range(options.runs):
         for variant in VARIANTS:
             rates[variant.case].append(burst_of(variant, options)["figure"])
+    found = []
     for variant in VARIANTS:
         name, _, count = variant.case.partition("=")
         processes = int(count) if name == "processes" else 1
-        ran = median(rates[variant.case])
+        ran, predicted = median(rates[variant.case]), drain_rate(costs, processes, cores)
+        found.append((variant.case, ran, predicted))
         common.report(
             "capacity", ran, "messages/s", case=variant.case,
-            ceiling=drain_rate(costs, processes, cores), ceiling_is="predicted",
-            cores=cores, runs=options.runs,
+            ceiling=predicted, ceiling_is="predicted", cores=cores, runs=options.runs,
         )  # fmt: skip
+    return found
+
+
+def write(costs: dict[str, Any], predictions: list[tuple[str, float, float]]) -> None:
+    """Into the source of Costs, and into the page."""
+    code = MODEL.read_text()
+    for name, value in costs.items():
+        if not isinstance(value, dict):
+            pattern = rf"(    {name}: \w+ = )[\d._]+"
+            code = re.sub(pattern, lambda found, v=value: f"{found[1]}{_number(v)}", code)  # type: ignore[misc]
+            continue
+        entries = ", ".join(f'"{vendor}": {_number(v)}' for vendor, v in value.items())
+        pattern = rf"(    {name}: [^\n]*\n[^{{]*){{[^}}]*}}"
+        code = re.sub(pattern, lambda found, e=entries: f"{found[1]}{{{e}}}", code)  # type: ignore[misc]
+    MODEL.write_text(code)
+    rows = [
+        (case.replace("=", ": "), f"{ran:,.0f}", f"{predicted:,.0f}", f"{ran / predicted:.2f}")
+        for case, ran, predicted in predictions
+    ]
+    replace_table("predictions", table(("", "messages/s", "predicted", "ratio"), rows))
+    command = [
+        sys.executable,
+        "-c",
+        "from tests.benchmarks import capacity; capacity.write_steps()",
+    ]
+    subprocess.run(command, check=True)  # the costs are read anew
+
+
+def _number(value: float) -> str:
+    """Three digits, as one writes it in code."""
+    if isinstance(value, int):
+        return f"{value:_}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:_.0f}" if rounded >= 100 else f"{rounded}"
+
+
+def write_steps() -> None:
+    """The table of ever larger loads, by the costs of this package."""
+    replace_table("steps", steps())
+
+
+def steps() -> str:
+    """The table of ever larger loads."""
+    from django_delayq.stats.capacity import DAY, Costs, Load, plan_capacity
+
+    rows = []
+    for words, per_day, more in STEPS:
+        load = Load(rate=per_day / DAY, **more)
+        found = plan_capacity(load, Costs())
+        first = found.limits[0]
+        rows.append((
+            words,
+            f"{found.primaries} / {found.partitions}",
+            f"{found.need('Redis memory'):,.2g} GB"
+            if found.need("Redis memory") < 10
+            else f"{found.need('Redis memory'):,.0f} GB",
+            f"{found.processes} × {found.concurrency}",
+            f"{found.archivers}",
+            f"{found.need('archive'):,.0f} GB",
+            f"{first.what}, {first.rate / load.rate:.2g} ×",
+        ))  # fmt: skip
+    return table(HEAD_OF_STEPS, rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_table(name: str, text: str) -> None:
+    """The table between its two marks."""
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+    page = PAGE.read_text()
+    before, rest = page.split(begin)
+    PAGE.write_text(f"{before}{begin}{text}\n{end}{rest.split(end)[1]}")
 
 
 def measure_archive(options: common.Options, found: Path) -> None:

@@ -8,6 +8,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq.stats.capacity import Costs
+from tests.benchmarks import capacity
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str) -> None:
@@ -75,3 +78,7 @@ def test_costs_that_are_no_costs_are_refused(tmp_path: Path) -> None:
     costs.write_text('{"worker_us": "fast"}')
     with pytest.raises(CommandError, match="cannot be read"):
         run("--rate", "5", "--costs", str(costs))
+
+
+def test_the_page_has_the_table_that_the_plan_makes() -> None:
+    assert capacity.steps() in (ROOT / capacity.PAGE).read_text()

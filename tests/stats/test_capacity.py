@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from django_delayq.stats.capacity import BUSY, Costs, Load, drain_rate, plan
+from django_delayq.stats.capacity import BUSY, Costs, Load, drain_rate, plan_capacity
 
 COSTS = Costs()
 
 
 def planned(**load: Any) -> Any:
-    return plan(Load(**{"rate": 1_000.0, **load}), COSTS)
+    return plan_capacity(Load(**{"rate": 1_000.0, **load}), COSTS)
 
 
 def test_little_needs_one_of_each() -> None:

@@ -19,8 +19,9 @@ from django.db import connections
 
 from ...core.conf import get_settings
 from ...core.exceptions import InvalidMessage
-from ...stats.capacity import DAY, Costs, Load, Need, plan
-from ..cli import Answer, Verb, parse_duration, positive, table, whole
+from ...core.present import table
+from ...stats.capacity import DAY, Costs, Load, Need, plan_capacity
+from ..cli import Answer, Verb, parse_duration, positive, whole
 
 _HEAD = ("what", "needed", "", "because")
 _LIMITS_HEAD = ("what breaks first", "at messages/s", "times this load", "before that")
@@ -103,7 +104,7 @@ class Command(Verb):
                 "disk_gb", "connections",
             )},
         )  # fmt: skip
-        found = plan(load, _read(options["costs"]) if options["costs"] else Costs())
+        found = plan_capacity(load, _read(options["costs"]) if options["costs"] else Costs())
         needs = [(need.what, _in_words(need), need.unit, need.why) for need in found.needs]
         limits = [
             (limit.what, f"{limit.rate:,.0f}", f"{limit.rate / load.rate:.2g}", limit.then)
