@@ -322,9 +322,9 @@ class Editing(WaitingBatch):
         self._after: dict[int, bytes] = {}
         """The record to be of each message, by the primary key."""
 
-    def look(self) -> None:
+    def locate(self) -> None:
         """Also make the new records."""
-        super().look()
+        super().locate()
         waiting = [(message, found.record) for message, _, found in self.in_redis]
         waiting += [(message, outbox.record_of(row)) for message, row in self.in_outbox]
         for message, record in waiting:
@@ -339,19 +339,23 @@ class Editing(WaitingBatch):
             if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
                 self.skipped[message.pk] = UNSETTLED
         self.alone = [message for message in self.alone if message.pk not in self.skipped]
-        self.in_redis = [one for one in self.in_redis if one.message.pk not in self.skipped]
-        self.in_outbox = [one for one in self.in_outbox if one[0].pk not in self.skipped]
+        self.in_redis = [
+            waiting for waiting in self.in_redis if waiting.message.pk not in self.skipped
+        ]
+        self.in_outbox = [
+            waiting for waiting in self.in_outbox if waiting[0].pk not in self.skipped
+        ]
 
     def change_in_redis(self) -> None:
         """Edit what waits in Redis."""
         why = {"RUNNING": STARTED, "NOT_FOUND": ENDED, "CHANGED": CHANGED}
-        for partition, ones in self._by_partition().items():
-            for chunk in chunked_by_weight(ones, self._size, CHUNK):
+        for partition, together in self._by_partition().items():
+            for chunk in chunked_by_weight(together, self._size, CHUNK):
                 edits = [(o.found.id, o.found.record, self._after[o.message.pk]) for o in chunk]
                 words = get_store().edit_many(partition, edits)
-                for one, word in zip(chunk, words, strict=True):
+                for waiting, word in zip(chunk, words, strict=True):
                     if word != "OK":
-                        self.skipped[one.message.pk] = why[word]
+                        self.skipped[waiting.message.pk] = why[word]
 
     def change_rows(self) -> None:
         """Edit the rows too."""
