@@ -261,6 +261,30 @@ def test_two_archivers_at_once_make_one_row_each(hands: Hands) -> None:
         assert (len(rows()), statuses()) == (200 * (number + 1), [])
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_archivers_side_by_side_share_a_backlog_without_a_deadlock(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 60_000)
+    monkeypatch.setattr(finished, "BATCH", 60)
+    monkeypatch.setattr(module, "BATCHES", 1)
+    for _ in range(2):
+        record.using(durable=durable).enqueue_many((n,) for n in range(200))
+        crowd.using(durable=durable).enqueue_many((n,) for n in range(200))
+        hands.work()
+        hands.work(Partition("crowd", 0))
+    others = [Archiver(hands.store, f"archiver {i}") for i in range(2)]
+
+    def archive(archiver: Archiver) -> None:
+        while any(hands.left().values()):
+            archiver.run_once()  # an error fails the test: nothing is tried again
+
+    together(*(lambda a=a: archive(a) for a in others))
+    assert (len(rows()), statuses()) == (800, [])
+    assert sum(a.archived for a in others) == 800
+    assert all(a.archived for a in others)
+
+
 def _once(archiver: Archiver) -> None:
     try:
         archiver.run_once()
