@@ -158,7 +158,8 @@ def _words() -> frozenset[str]:
         gettext_noop("move"),
         gettext_noop("archive again"), gettext_noop("erase"),
         gettext_noop("create token"), gettext_noop("revoke token"),
-        gettext_noop("move store"), gettext_noop("mark"), gettext_noop("download"),
+        gettext_noop("move store"), gettext_noop("partition archive"),
+        gettext_noop("mark"), gettext_noop("download"),
         # Why a row is skipped.
         gettext_noop("not dead"), gettext_noop("already replayed"), gettext_noop("discarded"),
         gettext_noop("locked or deleted"), gettext_noop("newer one with this key"),

@@ -17,8 +17,8 @@ from tests.benchmarks.results import Results
 
 WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "fleet", "near_far", "fairness", "async_io",
-    "archive", "archive_rate", "orders", "capacity", "archiving", "processes", "partitions", "growth", "release",
-    "crash", "pages",
+    "archive", "archive_rate", "orders", "capacity", "archiving", "pruning", "processes", "partitions", "growth",
+    "release", "crash", "pages",
     "pg_growth", "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
     "pipeline_forecast", "pipeline_interval", "pipeline_audit",
 )  # fmt: skip

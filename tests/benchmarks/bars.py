@@ -45,6 +45,7 @@ BARS = (
     Bar("archive_rate", "ratio", ">=", 0.5, "of raw COPY", "postgresql"),
     Bar("archive_rate", "ratio", ">=", 0.6, "of raw INSERT of 1,000 rows", "mariadb"),
     Bar("archive_rate", "ratio", ">=", 0.7, "of raw INSERT of 1,000 rows", "sqlite"),
+    Bar("pruning", "figure", ">=", 5_000, "rows/s beside the archiver"),
     Bar("archiving", "figure", ">=", 20_000, "rows/s, the archiver alone", "sqlite"),
     Bar("archiving", "figure", ">=", 15_000, "rows/s, the archiver alone", "postgresql"),
     Bar("archiving", "drain_ratio", ">=", 0.67, "of the burst's rate while archiving", "sqlite"),

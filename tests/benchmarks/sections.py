@@ -28,6 +28,8 @@ MEANINGS = {
     "archive_rate": "The archiver from the finished stream to the commit and the removal, and the same rows by COPY "
     "(PostgreSQL) or by INSERT of 1,000 rows into the same empty table with the same indexes, by turns in one process; per "
     "database.",
+    "pruning": "50,000 old rows deleted as the retention does it, alone and while `run_delayq --archiver` inserts as many; "
+    "per database.",
     "pg_growth": "The archive of PostgreSQL with a year of 1, 10 and 30 million rows, as one table and with a partition for "
     "each month: the rate of COPY in transactions of 2,000 rows and its ratio to that into an empty table, all of the "
     "archive's pages, and a prune of the oldest 40 days; then how long the table takes to become a partitioned one.",

@@ -18,7 +18,7 @@ ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
     "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
     "cancel bulk", "move", "shift", "archive again",
-    "create token", "revoke token", "move store", "mark", "download",
+    "create token", "revoke token", "move store", "partition archive", "mark", "download",
 )  # fmt: skip
 #: The filters.
 CHOSEN = ("operator", "action", "topic", "period", "text")

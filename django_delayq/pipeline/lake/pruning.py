@@ -171,6 +171,10 @@ def _rows(batch: LakeBatch) -> Any:
     return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
+class _Changed(Exception):
+    """SQL does not have the rows of a batch that the lake has."""
+
+
 def _drop_months(
     lake_batches: Sequence[LakeBatch], limit: datetime, done: PrunedBatches, action: OperatorAction
 ) -> None:
@@ -188,6 +192,11 @@ def _drop_months(
         for batch in lake_batches:
             if count := rows.filter(pk__gt=batch.lo, pk__lte=batch.hi).count():
                 ledger = LakeBatch.objects.filter(pk=batch.pk)
+                # As in _delete(): others cannot prune the batch between the check and the count.
+                ledger.update(pruned=F("pruned"))
+                batch.refresh_from_db(using=connection.alias, fields=["pruned", "rows"])
+                if _difference(batch):
+                    raise _Changed
                 ledger.update(pruned=F("pruned") + count, changed_at=timezone.now())
                 total += count
         action.add(total)
@@ -197,7 +206,7 @@ def _drop_months(
         if not is_droppable(month, goes):
             continue
         needed = needed_in(month.rows.filter(goes))
-        with suppress(ArchiveBusy):
+        with suppress(ArchiveBusy, _Changed):
             done.count += drop_month(connection, month, goes & ~Q(pk__in=needed), record) or 0
 
 
