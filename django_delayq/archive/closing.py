@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -48,11 +49,12 @@ def _delete(pks: Sequence[int]) -> None:
     if connection.vendor != "mysql" or not pks:
         OutboxMessage.objects.filter(id__in=pks).delete()
         return
-    # Where they are a good part of the table, InnoDB would read it all, and wait for each row that
-    # another archiver has locked: a deadlock. Only this form of DELETE takes a hint.
+    # By a list of ids, where these are a good part of the table, InnoDB reads it all and waits for
+    # each row that another archiver has locked: a deadlock. By a join it goes to each row alone.
     table = connection.ops.quote_name(OutboxMessage._meta.db_table)
-    holes = ", ".join(["%s"] * len(pks))
     with connection.cursor() as cursor:
         cursor.execute(
-            f"DELETE {table} FROM {table} FORCE INDEX (PRIMARY) WHERE id IN ({holes})", pks
+            "DELETE ended FROM JSON_TABLE(%s, '$[*]' COLUMNS (pk BIGINT PATH '$')) AS listed "
+            f"STRAIGHT_JOIN {table} AS ended FORCE INDEX (PRIMARY) ON ended.id = listed.pk",
+            [json.dumps(pks)],
         )
