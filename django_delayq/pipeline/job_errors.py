@@ -22,7 +22,7 @@ class Code(IntEnum):
     FAILED = 1
     REFUSED = 2
     DIFFERENT = 3
-    """The audit found differences."""
+    """The audit found differences, or the check a limit that is broken."""
 
 
 class Refused(DelayQError):

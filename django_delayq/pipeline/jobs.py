@@ -44,6 +44,7 @@ JOBS = {
     for job in (
         Job("export", parameters.ExportOptions, ".export.export"),
         Job("stats", parameters.StatsOptions, ".stats.stats"),
+        Job("check", parameters.CheckOptions, ".stats.thresholds", spark=False),
         Job("forecast", parameters.ForecastOptions, ".forecast.forecast", spark=False),
         Job("audit", parameters.AuditOptions, ".audit.audit"),
         Job("schedule", parameters.ScheduleOptions, ".bulk_load.schedule"),

@@ -193,6 +193,7 @@ def _meta(metavar: str, **limits: Any) -> msgspec.Meta:
 Seconds = Annotated[float, _meta("DURATION", ge=0)]
 Milliseconds = Annotated[int, _meta("DURATION", ge=0, le=MAX_DELAY_MS)]
 Rate = Annotated[float, _meta("NUMBER", gt=0, lt=10**9)]
+Share = Annotated[float, _meta("PERCENT", ge=0, le=1)]
 Count = Annotated[int, _meta("COUNT", ge=1, le=10**12)]
 Splits = Annotated[int, _meta("COUNT", ge=1, le=64)]
 Folder = Annotated[str, _meta("FOLDER")]
@@ -283,6 +284,40 @@ class StatsOptions(JobOptions):
     def needs_lake(self) -> bool:
         """Yes, unless it reads the archive."""
         return self.source == "lake"
+
+
+class CheckOptions(JobOptions):
+    """Compare figures of past hours with limits.
+
+    It looks at the figures that `stats` or run_delayq have computed, by topic: those of the last 24
+    hours, or of a period. The exit code is 3 when a limit is broken, and 2 when there are no
+    figures. It needs no Spark.
+
+      python manage.py delayq pipeline check --since 24h --late-p99 5s --dead 1%
+    """
+
+    takes = ("since", "until", "topic")
+
+    late_p50: Seconds | None = None
+    """Most lateness that half of the messages may have."""
+    late_p99: Seconds | None = None
+    """Most lateness that 99 of 100 messages may have."""
+    run_p99: Seconds | None = None
+    """Longest run that 99 of 100 messages may have."""
+    dead: Share | None = None
+    """Most of the messages that may be dead."""
+    expired: Share | None = None
+    """Most of the messages that may have expired."""
+    retried: Share | None = None
+    """Most of the messages that may have needed more than one attempt."""
+    messages: Count | None = None
+    """So many messages of each topic have to have ended."""
+
+    def check(self, params: Params) -> None:
+        """There is a limit."""
+        super().check(params)
+        if all(getattr(self, name) is None for name in self.__struct_fields__):
+            raise Refused("Nothing is compared: give a limit, such as --late-p99 5s or --dead 1%.")
 
 
 class ForecastOptions(JobOptions):

@@ -6,7 +6,8 @@ pipeline JOB --help` says what a job does and takes.
   python manage.py delayq pipeline export --lake /data/lake
   python manage.py delayq pipeline stats --lake /data/lake --since 7d
 
-Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences, 130 Ctrl-C.
+Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences or the
+check a broken limit, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -276,6 +277,8 @@ def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
         if metavar == "DURATION":
             value = parse_duration(text).total_seconds()
             value = round(value * 1000) if field.name.endswith("_ms") else value
+        if metavar == "PERCENT":
+            value = _share(text)
         if field.type is TaskSpec:  # the name of a task
             return text
         try:
@@ -284,6 +287,13 @@ def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
             raise ArgumentTypeError(f"{text!r} is not possible: {error}") from error
 
     return read
+
+
+def _share(text: str) -> float:
+    """From 1% or 0.5%."""
+    if not re.fullmatch(r"\d+(\.\d+)?%", text):
+        raise ArgumentTypeError(f"{text!r} is not a share: use 1% or 0.5%")
+    return float(text[:-1]) / 100
 
 
 def _absolute(path: str) -> str:

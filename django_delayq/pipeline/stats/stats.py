@@ -24,7 +24,6 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...core.conf import get_settings
 from ...core.times import epoch_us, from_ms, stored, stored_ms, utc
 from ...models import BatchState, LakeBatch, TaskDay, TopicHour
-from ...stats.histogram import Times, decode
 from ...stats.hourly import (
     DAY,
     HOUR,
@@ -45,6 +44,7 @@ from ..params import Params, Report, StatsOptions, Tell
 from ..session import configured
 from ..sources.archive_source import finished_between, read_archive
 from . import aggregates
+from .totals import TopicTotals
 
 #: Most rows of TopicHour and TaskDay that one run writes.
 MOST_GROUPS = 1_000_000
@@ -99,41 +99,6 @@ class Chunk(NamedTuple):
     """In UTC."""
     rows: Sequence[Any]
     """Empty: no known message finished in it."""
-
-
-@dataclass
-class TopicTotals:
-    """The figures of a topic in all hours that were computed."""
-
-    messages: int = 0
-    dead: int = 0
-    lateness: Counter[int] = field(default_factory=Counter)
-    lateness_max: float = float("-inf")
-    run: Counter[int] = field(default_factory=Counter)
-    run_max: float = float("-inf")
-
-    def add(self, row: TopicHour) -> None:
-        """Add one hour."""
-        self.messages += row.messages
-        self.dead += row.dead
-        self.lateness.update(decode(row.lateness))
-        self.run.update(decode(row.run))
-        if row.lateness_max is not None:
-            self.lateness_max = max(self.lateness_max, row.lateness_max)
-        if row.run_max is not None:
-            self.run_max = max(self.run_max, row.run_max)
-
-    def line(self) -> Mapping[str, Any]:
-        """For a table: times in milliseconds, None when nothing ran."""
-        late, ran = Times.of(self.lateness, self.lateness_max), Times.of(self.run, self.run_max)
-        return {
-            "messages": self.messages,
-            "dead": self.dead,
-            "late_p50_ms": late.p50,
-            "late_p99_ms": late.p99,
-            "run_p50_ms": ran.p50,
-            "run_p99_ms": ran.p99,
-        }
 
 
 @dataclass
