@@ -7,14 +7,16 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from enum import Enum
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import IntegrityError, NotSupportedError, connections, transaction
 from django.db.models import QuerySet
 from django.utils import timezone as django_timezone
 
+from ..archive import copying
 from ..archive.selection import pages_by_time
 from ..core.conf import get_settings
 from ..core.times import stored, utc
@@ -24,6 +26,8 @@ from .histogram import bucket, decode, encode, microseconds
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 #: Rows that are read in one query.
 PAGE = 10_000
+#: Rows of one INSERT.
+AT_ONCE = 1_000
 #: Kinds of errors that a day of a task tells apart.
 MOST_ERRORS = 50
 
@@ -199,12 +203,22 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
         replaced = [span for span, outcome in outcomes.items() if outcome is Replacement.REPLACED]
         if replaced:
             _rows_of(model, replaced).delete()
-            # Another process may have computed the same at the same moment; MariaDB takes Orders
-            # and orders for one.
-            model._default_manager.bulk_create(
-                [row for span in replaced for row in spans[span]], ignore_conflicts=True
-            )
+            _insert(model, [row for span in replaced for row in spans[span]])
     return outcomes
+
+
+def _insert(model: type[Any], rows: Sequence[Any]) -> None:
+    """Another process may have computed the same at the same moment, and MariaDB takes Orders and
+    orders for one: a row that is there stays."""
+    alias = get_settings().database
+    if copying.is_worth_it(rows, connections[alias]):
+        with (
+            suppress(IntegrityError, NotSupportedError),
+            transaction.atomic(using=alias),
+        ):
+            copying.copy_models(rows, connections[alias])
+            return
+    model._default_manager.bulk_create(rows, ignore_conflicts=True, batch_size=AT_ONCE)
 
 
 def compare_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict[Any, Replacement]:

@@ -400,18 +400,6 @@ def test_an_empty_archive_has_no_figures(stats_now: Run) -> None:
     assert (report.figures["hours"], report.figures["days"], list(report.rows)) == (0, 0, [])
 
 
-@pytest.mark.long
-def test_more_groups_than_sql_should_hold_are_refused_before_the_first_is_written(
-    export_now: Run, stats_now: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_rows(4, finished_at=lambda n: NOON + n * HOUR)
-    export_now()
-    monkeypatch.setattr(stats, "MOST_GROUPS", 4)
-    with pytest.raises(Refused, match="more than 4"):
-        stats_now()
-    assert by_hour() == {}
-
-
 # What was pruned
 
 

@@ -18,6 +18,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.models import TaskDay, TopicHour
 from django_delayq.pipeline.stats import stats
 from django_delayq.pipeline.stats.stats import Chunk, _transactions, write_back
+from django_delayq.stats import hourly
 from django_delayq.stats.hourly import Replacement, compare_each, replace_each
 
 NOON, HOUR = datetime(2026, 11, 20, 12, tzinfo=timezone.utc), timedelta(hours=1)
@@ -69,6 +70,37 @@ def test_hours_of_a_transaction_are_written_all_or_none(
     with pytest.raises(KeyboardInterrupt):
         replace_each(TopicHour, {HOURS[0]: [figures(HOURS[0], 11)], HOURS[1]: []}, fewer=True)
     assert stored() == dict.fromkeys(HOURS, 10)
+
+
+@pytest.mark.databases
+def test_very_many_rows_are_written_and_one_that_is_there_stays(transactional_db: None) -> None:
+    """By COPY where that is possible."""
+    topics = [f"topic.{n:04}" for n in range(1_200)]
+    rows = [figures(NOON, n + 1, topic) for n, topic in enumerate(topics)]
+    rows[7].lateness, rows[7].lateness_max, rows[7].run_max = '{"5":1}', 0.25, None
+    assert replace_each(TopicHour, {NOON: rows}) == {NOON: Replacement.REPLACED}
+    found = {row.topic: row for row in TopicHour.objects.all()}
+    assert {topic: row.messages for topic, row in found.items()} == {
+        row.topic: row.messages for row in rows
+    }
+    some = found["topic.0007"]
+    assert (some.lateness, some.lateness_max, some.run_max, some.hour) == (
+        '{"5":1}', 0.25, None, NOON,
+    )  # fmt: skip
+    assert replace_each(TopicHour, {NOON: rows}) == {NOON: Replacement.SAME}
+    # Another process is quicker with one of them.
+    days = [
+        TaskDay(day=NOON.date(), topic=topic, task="t", messages=1, acked=1, dead=0, cancelled=0,
+                expired=0, attempts=1, retried=0)
+        for topic in topics
+    ]  # fmt: skip
+    first = TaskDay.objects.create(
+        day=NOON.date(), topic=topics[3], task="t", messages=9, acked=9, dead=0, cancelled=0,
+        expired=0, attempts=9, retried=0,
+    )  # fmt: skip
+    hourly._insert(TaskDay, days)
+    assert TaskDay.objects.count() == len(topics)
+    assert TaskDay.objects.get(topic=topics[3]) == first
 
 
 def pipeline(hours: Sequence[datetime], messages: int) -> None:

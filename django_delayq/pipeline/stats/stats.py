@@ -36,7 +36,6 @@ from ...stats.hourly import (
 )
 from ...stats.stats_service import SETTLE
 from .. import schemas
-from ..job_errors import Refused
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger, stored_instant
 from ..lake.watermark import last_settled_id
@@ -46,8 +45,6 @@ from ..sources.archive_source import finished_between, read_archive
 from . import aggregates
 from .totals import TopicTotals
 
-#: Most rows of TopicHour and TaskDay that one run writes.
-MOST_GROUPS = 1_000_000
 #: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
 #: measure each batch by its bytes, as much as for everything else.
 _BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
@@ -56,7 +53,7 @@ NAMED = 5
 #: How often a transaction is tried that the database ended.
 TRIES = 5
 #: Rows that one transaction writes. An hour or a day with more rows has its own transaction.
-ROWS = 250
+ROWS = 1_000
 
 
 class Period(NamedTuple):
@@ -260,11 +257,6 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
     try:
         with configured(found.sparkSession, _BATCHES):
             number = found.where(F.col("error").isNull()).count()
-        if number > MOST_GROUPS:
-            raise Refused(
-                f"There are {number:,} hours of topics and days of tasks to write, more than "
-                f"{MOST_GROUPS:,}: do it in parts, with since and until."
-            )
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Chunk]:
