@@ -46,6 +46,9 @@ ARCHIVE = pa.schema(
     ]
 )
 
+#: What a replay reads of the archive: also what was done about a dead letter.
+LETTERS = pa.schema([*ARCHIVE, ("replayed_at", TIME), ("discarded_at", TIME)])
+
 #: The columns that the figures of stats are made of: a third of the bytes.
 FIGURES = pa.schema(
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.chunks import chunked
@@ -112,12 +112,9 @@ class BulkLoader:
             ]
         return found
 
-    def conflicts(self, partition: Partition, job: str) -> Iterator[bytes]:
-        """The ids that the load has left to other messages. Only of a load that records them."""
-        key, cursor = keys.fence_key(self._client.prefix, partition, job), b"0"
-        while True:
-            cursor, found = self._client.command("HSCAN", key, cursor, "COUNT", 1000)
-            names = found if isinstance(found, dict) else found[::2]
-            yield from (name[5:] for name in names if name.startswith(b"kept:"))
-            if int(cursor) == 0:
-                return
+    def left(self, partition: Partition, job: str, ids: Sequence[bytes]) -> set[bytes]:
+        """Those of these ids that the load has left to other messages. Only of a load that records
+        them."""
+        key = keys.fence_key(self._client.prefix, partition, job)
+        found = self._client.command("HMGET", key, *(b"kept:" + identity for identity in ids))
+        return {identity for identity, value in zip(ids, found, strict=True) if value is not None}

@@ -259,10 +259,23 @@ def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: 
     inside = dead()
     dead(finished_at=LONG_AGO + timedelta(hours=2))
     settings.USE_TZ = False
-    found = replay_marks.standings(
+    found = replay_marks.ids_of_open(
         LONG_AGO - timedelta(hours=1), LONG_AGO + timedelta(hours=1), "crowd", 10**12
     )
-    assert found["id"].to_pylist() == [inside.pk]
+    assert found == (inside.pk - 1, inside.pk)
+
+
+def test_only_ids_from_the_first_open_letter_on_are_read(crowd: RedisStore) -> None:
+    def ids() -> tuple[int, int]:
+        return replay_marks.ids_of_open(None, None, "", 10**12)
+
+    assert replay_marks.ids_of_open(None, None, "", 77) == (0, 77)
+    closed = dead(replayed_at=django_timezone.now(), replayed_by=UUID(int=5))
+    assert ids() == (closed.pk - 1, closed.pk)
+    dead(state="acked")
+    first, last = dead(), dead(discarded_at=django_timezone.now())
+    dead(state="acked")
+    assert ids() == (first.pk - 1, last.pk)
 
 
 @pytest.mark.long

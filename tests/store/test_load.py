@@ -214,7 +214,7 @@ def test_what_is_live_in_another_partition_is_only_counted(store: RedisStore) ->
     messages = [(one, FAR, "", b""), loadable(other)]
     assert counts(store.bulk_load.load(PARTITION, NOTING, 0, TASKS, messages)()) == (1, 0, 0, 1)
     assert live(store) == {other}
-    assert list(store.bulk_load.conflicts(PARTITION, "night")) == [one]
+    assert store.bulk_load.left(PARTITION, "night", [one, bytes(16)]) == {one}
 
 
 def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisStore) -> None:
@@ -228,9 +228,9 @@ def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisSt
             ),
         )
         load(store, *ids[at : at + BATCH], as_load=NOTING)
-    assert set(store.bulk_load.conflicts(PARTITION, "night")) == set(ids)
+    assert store.bulk_load.left(PARTITION, "night", [*ids, bytes(16)]) == set(ids)
     load(store, *ids[:3], as_load=BulkLoad("another", "x"))
-    assert list(store.bulk_load.conflicts(PARTITION, "another")) == []
+    assert store.bulk_load.left(PARTITION, "another", ids) == set()
 
 
 def test_a_due_message_wakes_the_dispatchers(store: RedisStore) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...core.chunks import chunked
 from ...core.conf import DEFAULT_TOPIC, Settings, check_name
 from ...core.message import task_code
+from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
@@ -27,11 +28,12 @@ from ..sinks.loader import LoadSpec
 from ..sources.archive_source import finished_between, read_archive
 from . import loads, message_frames, replay_frames, replay_marks
 from .messages import LoadTotals
-from .replay_frames import OPEN
 
 #: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
 #: another job.
 SETTLE = 60.0
+#: Marks that the driver holds at a time.
+LINKS = 100_000
 
 
 class _Letters(NamedTuple):
@@ -57,8 +59,8 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     with closing(RedisStore(None, params.redis.settings())) as store:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("reading the dead letters")
-        standing, ids = _standing(params, fences)
-        letters = _read(spark, params, store.client.settings, standing, ids)
+        ids = _ids(params, fences)
+        letters = _read(spark, params, store.client.settings, ids)
         try:
             # What may not differ between two runs of a job. The fence skips what is below its
             # marks, sent or not: a letter that is selected only later would count as sent.
@@ -77,53 +79,42 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             letters.made.unpersist()
 
 
-def _standing(params: Params, fences: loads.Fences) -> tuple[pa.Table, tuple[int, int]]:
-    """What SQL knows of the dead letters, and the ids (first, last] that are read: from the first
-    open one on.
+def _ids(params: Params, fences: loads.Fences) -> tuple[int, int]:
+    """The ids (first, last] that are read: from the first open letter on.
 
     The first run of a job decides about the ids: a letter that came later is not of the job.
     """
-    begun = next(
-        (
-            found
-            for found in map(loads.decode_fingerprint, fences.fingerprints())
-            if {"first", "last"} <= found.keys()
-        ),
-        {},
-    )
+    for found in map(loads.decode_fingerprint, fences.fingerprints()):
+        if {"first", "last"} <= found.keys():
+            return found["first"], found["last"]
     since, until = params.period()
-    last = begun["last"] if begun else last_settled_id(SETTLE)
-    standing = replay_marks.standings(since, until, params.topic, last)
-    if begun:
-        return standing, (begun["first"], last)
-    dead = standing["id"].to_pylist()
-    is_open = (
-        pk for pk, word in zip(dead, standing["standing"].to_pylist(), strict=True) if word == OPEN
-    )
-    return standing, (next(is_open, dead[0]) - 1, dead[-1]) if dead else (0, last)
+    return replay_marks.ids_of_open(since, until, params.topic, last_settled_id(SETTLE))
 
 
 def _read(
     spark: SparkSession,
     params: Params,
     settings: Settings,
-    standing: pa.Table,
     ids: tuple[int, int],
 ) -> _Letters:
     options = params.options(ReplayOptions)
     since, until = params.period()
     if options.source == "archive":
-        found = read_archive(spark, params.database, ids, schemas.ARCHIVE.names)
+        found = replay_frames.with_standing(
+            read_archive(spark, params.database, ids, schemas.LETTERS.names)
+        )
     else:
         days = [instant.strftime("%Y-%m-%d") if instant else "" for instant in (since, until)]
         found = read_lake(spark, Lake(params.lake), since=days[0], until=days[1])
         found = found.where((F.col("id") > ids[0]) & (F.col("id") <= ids[1]))
     # A lake may have a row twice, until the audit has mended it.
     found = finished_between(found.dropDuplicates(["id"]), since, until, params.topic)
-    mine = replay_frames.selected_letters(found, options.where)
-    chosen = mine.join(spark.createDataFrame(standing), "id", "left").fillna(
-        replay_frames.GONE, ["standing"]
-    )
+    chosen = replay_frames.selected_letters(found, options.where)
+    if options.source == "lake":
+        columns = ["id", "state", "replayed_at", "discarded_at"]
+        sql = read_archive(spark, params.database, ids, columns).where(F.col("state") == "dead")
+        standing = replay_frames.with_standing(sql).select("id", "standing")
+        chosen = chosen.join(standing, "id", "left").fillna(replay_frames.GONE, ["standing"])
     topics = {task.topic for task in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
     counts = {
         topic: settings.topics[topic].partitions if topic in settings.topics else 1
@@ -187,24 +178,35 @@ def _run(
     report.figures |= fences.add(
         lambda load: message_frames.write(good, params.redis, load), spec, options.delay_ms
     )
-    kept = {
-        identity
-        for partition in partitions
-        for identity in store.bulk_load.conflicts(partition, options.job)
-    }
     tell("marking the origins")
     conditions = {
         "since": params.since, "until": params.until, "topic": params.topic, "where": options.where,
     }  # fmt: skip
     words = [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
 
-    def links() -> Iterator[tuple[int, UUID | None]]:
-        """Origin and message of each row, in pages; None for a key that another message has."""
-        for batch in good.select("origin", "id").orderBy("origin").toArrow().to_batches():
-            origins, ids = (batch[name].to_pylist() for name in ("origin", "id"))
-            for origin, identity in zip(origins, ids, strict=True):
-                yield origin, None if identity in kept else UUID(bytes=identity)
-
-    marked, key_live = replay_marks.mark_origins(options, ", ".join(words), links())
+    links = _links(good, letters.good.rows, store, options.job)
+    marked, key_live = replay_marks.mark_origins(options, ", ".join(words), links)
     report.figures |= {"marked": marked, "key live": key_live}
     return report
+
+
+def _links(
+    good: DataFrame, rows: int, store: RedisStore, job: str
+) -> Iterator[tuple[int, UUID | None]]:
+    """Origin and message of each row, by origin; None for a key that another message has. The
+    driver holds one part of them at a time."""
+    parts = -(-rows // LINKS)
+    columns = good.select("origin", "id", "topic", "partition")
+    arranged = columns.repartitionByRange(parts, "origin").sortWithinPartitions("origin")
+    for page in chunked(arranged.toLocalIterator(), BATCH):
+        places = defaultdict(list)
+        for row in page:
+            places[Partition(row["topic"], row["partition"])].append(bytes(row["id"]))
+        left = {
+            identity
+            for partition, ids in places.items()
+            for identity in store.bulk_load.left(partition, job, ids)
+        }
+        for row in page:
+            identity = bytes(row["id"])
+            yield row["origin"], None if identity in left else UUID(bytes=identity)

@@ -51,6 +51,14 @@ def selected_letters(frame: DataFrame, where: str) -> DataFrame:
     return found
 
 
+def with_standing(frame: DataFrame) -> DataFrame:
+    """With `standing` by replayed_at and discarded_at: OPEN, REPLAYED or DISCARDED."""
+    closed = F.when(F.col("replayed_at").isNotNull(), REPLAYED).when(
+        F.col("discarded_at").isNotNull(), DISCARDED
+    )
+    return frame.withColumn("standing", closed.otherwise(OPEN))
+
+
 def replays(
     frame: DataFrame, options: ReplayOptions, topics: Sequence[str], body_limit: int
 ) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Reads from SQL which dead letters are open, and marks those that the job replays."""
+"""Asks SQL where open dead letters are, and marks those that the job replays."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from uuid import UUID
 
-import pyarrow as pa
 from django.db import transaction
+from django.db.models import Max, Min
 
 from ...core.chunks import chunked
 from ...core.conf import get_settings
@@ -16,22 +16,22 @@ from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
 from ...store.client import BATCH
 from ..params import ReplayOptions
-from .replay_frames import DISCARDED, OPEN, REPLAYED
 
 
-def standings(since: datetime | None, until: datetime | None, topic: str, last: int) -> pa.Table:
-    """`id` and `standing` of every dead letter of the period and topic with an id up to `last`."""
+def ids_of_open(
+    since: datetime | None, until: datetime | None, topic: str, last: int
+) -> tuple[int, int]:
+    """The ids (lo, hi] of the dead letters of the period and topic up to `last`, from the first one
+    that is open on."""
     rows = ArchivedMessage.objects.filter(state=Final.DEAD, pk__lte=last)
     times = {"finished_at__gte": since, "finished_at__lt": until}
     rows = rows.filter(**{name: stored(when) for name, when in times.items() if when})
     rows = rows.filter(topic=topic) if topic else rows
-    ids, words = [], []
-    for pk, replayed_at, discarded_at in rows.order_by("pk").values_list(
-        "pk", "replayed_at", "discarded_at"
-    ).iterator(chunk_size=10_000):  # fmt: skip
-        ids.append(pk)
-        words.append(REPLAYED if replayed_at else DISCARDED if discarded_at else OPEN)
-    return pa.table({"id": pa.array(ids, pa.int64()), "standing": pa.array(words, pa.string())})
+    ids = rows.aggregate(first=Min("pk"), last=Max("pk"))
+    if ids["last"] is None:
+        return 0, last
+    still_open = rows.filter(replayed_at=None, discarded_at=None).aggregate(first=Min("pk"))
+    return (still_open["first"] or ids["first"]) - 1, ids["last"]
 
 
 def mark_origins(

@@ -49,7 +49,8 @@ def read_archive(
     parts: int = PARTS,
     copy: Path | None = None,
 ) -> DataFrame:
-    """The rows of the archive with lo < id <= hi, with these columns of schemas.ARCHIVE or all.
+    """The rows of the archive with lo < id <= hi, with these columns of schemas.LETTERS, or with
+    those of schemas.ARCHIVE.
 
     Each action reads the rows again, in `parts` ranges side by side (fewer when there are few
     rows). Take ids that are settled (see lake/watermark.py), so that each action sees the same
@@ -58,7 +59,7 @@ def read_archive(
     sinks/parquet_files.py. No secret gets into the plan.
     """
     spark.dataSource.register(ArchiveSource)
-    schema = schemas.chosen(schemas.ARCHIVE, list(columns or schemas.ARCHIVE.names))
+    schema = schemas.chosen(schemas.LETTERS, list(columns or schemas.ARCHIVE.names))
     reader = spark.read.format(ArchiveSource.name()).schema(from_arrow_schema(schema))
     lo, hi = ids
     reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
@@ -108,7 +109,7 @@ class ArchiveSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For the columns of this schema."""
-        return RangeReader(checked_columns(schema, schemas.ARCHIVE), self.options)
+        return RangeReader(checked_columns(schema, schemas.LETTERS), self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """For spark.readStream."""
