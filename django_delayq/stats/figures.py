@@ -18,8 +18,8 @@ from ..models import ArchivedMessage, OutboxMessage, OutboxStatus, UnarchivableE
 from ..store.queries import COUNTERS, PartitionStats, lag_of
 from ..store.store import RedisStore
 from ..store.topic_state import pause_of
+from ..store.workers import is_alive
 from ..tasks import registry
-from .overview import ALIVE_FOR
 from .overview_sql import DEAD_CAP, OUTBOX_CAP, count_open_dead_letters
 
 
@@ -94,7 +94,7 @@ def read_topics(store: RedisStore) -> Sequence[TopicFigures]:
     ages = dict(zip(unarchived, store.queries.oldest_finished(unarchived), strict=True))
     at_ms, workers = store.clock_ms(), Counter[str]()
     for beat in store.workers.heartbeats().values():
-        if at_ms - beat["at_ms"] <= ALIVE_FOR * 1000 and not beat.get("draining"):
+        if is_alive(beat, at_ms) and not beat.get("draining"):
             workers.update(beat.get("topics", ()))
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
     archive_lag: dict[str, float] = defaultdict(float)

@@ -28,6 +28,7 @@ from ..store.keys import Partition
 from ..store.queries import Snapshot
 from ..store.store import RedisStore
 from ..store.topic_state import Pause, TopicStats, stats_of_topic
+from ..store.workers import is_alive
 from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank
@@ -40,8 +41,6 @@ from .overview_sql import MINUTE_MS, DatabaseFigures
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
 #: While nothing was read yet, a request waits so many seconds for the one that reads.
 FIRST_WAIT = 2.0
-#: A worker is dead after so many seconds without a heartbeat: two and a half beats.
-ALIVE_FOR = 25.0
 #: Samples that the chart begins with: three hours.
 SAMPLES = 180
 #: A rate is taken over at least, and at most, so many ms.
@@ -590,7 +589,7 @@ def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
             rss_mb=beat.get("rss_kb", 0) / 1024,
             started_at=from_ms(beat.get("started_ms", 0)),
             beat_at=from_ms(beat["at_ms"]),
-            alive=now_ms - beat["at_ms"] <= ALIVE_FOR * 1000,
+            alive=is_alive(beat, now_ms),
             draining=bool(beat.get("draining")),
             quiet=bool(beat.get("quiet")),
             quiet_requested=name in snapshot.quiet,

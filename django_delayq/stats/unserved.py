@@ -16,8 +16,8 @@ from ..outbox.listing import CAP, count_outbox
 from ..store.queries import PartitionStats
 from ..store.store import RedisStore
 from ..store.topic_state import TopicStats, stats_of_topic
+from ..store.workers import is_alive
 from ..tasks import registry
-from ..worker.heartbeat import DEAD_AFTER
 
 logger = logging.getLogger("delayq.worker")
 
@@ -61,7 +61,7 @@ def unserved_topics(
     served = {*serving, *(topic for topic, figures in stats.items() if figures.paused)}
     now_ms = store.clock_ms()
     for beat in store.workers.heartbeats().values():
-        if now_ms - beat["at_ms"] <= DEAD_AFTER * 1000:
+        if is_alive(beat, now_ms, 6):
             served.update(beat.get("topics", ()))
     rows = dict.fromkeys(stats.keys() - served, 0)
     if outbox:

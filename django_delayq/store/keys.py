@@ -44,6 +44,11 @@ QUIET_HINT = "!quiet"
 #: In place of a topic in a hint: the message whose id stands, as a number, in place of that of a
 #: partition was cancelled while it ran.
 CANCELLED_HINT = "!cancelled"
+#: In place of a topic in a hint: a worker shows that hints arrive.
+BEAT_HINT = "!beat"
+#: In place of a topic in a hint, with the name of a worker behind it: how busy it is (in place of
+#: the number), and when that was said.
+FLEET_HINT = "!fleet:"
 
 
 class Partition(NamedTuple):

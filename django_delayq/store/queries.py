@@ -4,6 +4,7 @@ anything."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,6 +18,9 @@ from .keys import Partition
 COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "reclaimed")
 #: The fields of `meta` that stats.lua reads, in this order.
 _META = ("paused", "wakeups", *COUNTERS)
+
+#: What a limit holds back has this added to its due time (lua/shared/partition.lua).
+HELD_MS = 2**48
 
 #: The fields of `meta` that a sweep reads.
 _SWEPT = ("wakeups", *Final.values)
@@ -240,6 +244,23 @@ class Queries:
             SweepCounters(int(wakeups or 0), sum(int(end or 0) for end in ends))
             for wakeups, *ends in self._client.read_all(reads)
         ]
+
+    def heads(self, partitions: Sequence[Partition]) -> Sequence[float | None]:
+        """The earliest due time in ms of each partition, without what a limit holds back; None
+        where nothing waits. One round trip, and no script."""
+        prefix = self._client.prefix
+        reads = [
+            Read("ZRANGEBYSCORE", None, (lane, "-inf", f"({HELD_MS}", "WITHSCORES", "LIMIT", 0, 1))
+            for partition in partitions
+            for lane in keys.partition_keys(prefix, partition)[:3]
+        ]
+        # RESP2 gives an id and its score in one flat list, RESP3 in a pair.
+        dues = [
+            float(answer[1] if len(answer) > 1 else answer[0][1]) if answer else math.inf
+            for answer in self._client.read_all(reads)
+        ]
+        heads = [min(dues[at : at + 3]) for at in range(0, len(dues), 3)]
+        return [None if head == math.inf else head for head in heads]
 
     def leased_under(self, partition: Partition, token: bytes) -> Sequence[bytes]:
         """The ids that are leased under a token: the messages of a claim whose answer was lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from . import keys
@@ -14,6 +15,13 @@ SAMPLES = 1_440
 #: How long we keep the note that a worker is quiet. The worker has ended by then, and no other gets
 #: its name.
 QUIET_KEPT_MS = 86_400_000
+#: Seconds between two heartbeats of a worker, unless its heartbeat says otherwise.
+BEAT_S = 10.0
+
+
+def is_alive(beat: Mapping[str, Any], now_ms: float, beats: float = 2.5) -> bool:
+    """Whether a worker lives by its heartbeat: it has not missed so many."""
+    return bool(now_ms - beat["at_ms"] <= 1000 * beats * beat.get("every", BEAT_S))
 
 
 class Workers:
@@ -54,13 +62,21 @@ class Workers:
         self._hint_workers()
 
     def _hint_workers(self) -> None:
-        hint = f"{keys.QUIET_HINT}:0:0"
-        self._client.command("PUBLISH", keys.wakeups_channel(self._client.prefix), hint)
+        self.hint(f"{keys.QUIET_HINT}:0:0")
 
     def hint_cancelled(self, message_id: bytes) -> None:
         """Tell the worker that runs the message that it was cancelled."""
-        hint = f"{keys.CANCELLED_HINT}:{int.from_bytes(message_id, 'big')}:0"
-        self._client.command("PUBLISH", keys.wakeups_channel(self._client.prefix), hint)
+        self.hint(f"{keys.CANCELLED_HINT}:{int.from_bytes(message_id, 'big')}:0")
+
+    def tell_fleet(self, worker: str, load: int, at_ms: int) -> None:
+        """Tell all workers how busy one of them is (worker/fleet.py)."""
+        self.hint(f"{keys.FLEET_HINT}{worker}:{load}:{at_ms}")
+
+    def hint(self, text: str) -> int:
+        """Publish a hint: a partition and a due time in ms, or what stands in place of them.
+        Returns how many subscriptions get it, of a cluster those of one node."""
+        channel = keys.wakeups_channel(self._client.prefix)
+        return int(self._client.command("PUBLISH", channel, text))
 
     def is_quiet(self, worker: str) -> bool:
         """Whether the worker is to claim nothing."""

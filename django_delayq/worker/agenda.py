@@ -29,6 +29,12 @@ class Visit:
     """Whether a message may be leased there, by whatever worker: something was due."""
     to_sweep: bool = True
     """Whether something may have happened since the last sweep."""
+    rank: int = 0
+    """How many workers come before this one (fleet.py), as of its last change."""
+    is_own: bool = False
+    """Whether it was this worker's turn when the visit was planned. Perhaps nobody else knows."""
+    backlog: bool = False
+    """Whether this worker knows that more is due than it could take."""
 
 
 class Agenda:

@@ -43,15 +43,31 @@ class Claims:
         self._holding: set[Partition] = set()
         """Partitions without limits where messages still wait for one."""
         self._reported: set[str] = set()
+        self._finished_limit = settings.finished_limit
+        self._unarchived: set[Partition] = set()
 
     def claim(self, partition: Partition, limit: int, token: bytes) -> Claimed:
         """Claim up to `limit` due messages, as far as the limits of the topic let them start."""
         limits = self._limits.get(partition.topic)
-        if limits is None:
-            if partition not in self._holding:
-                return self._store.claim(partition, limit, token)
-            limits = NO_LIMITS
-        return self._store.claim_limited(partition, limit, token, limits)
+        if limits is None and partition not in self._holding:
+            claimed = self._store.claim(partition, limit, token)
+        else:
+            claimed = self._store.claim_limited(partition, limit, token, limits or NO_LIMITS)
+        if not claimed.unarchived:
+            self._unarchived.discard(partition)
+        elif partition not in self._unarchived:
+            self._unarchived.add(partition)
+            logger.error(
+                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver. Check "
+                "that the database is up, and that a run_delayq archives.",
+                partition,
+                self._finished_limit,
+            )
+        return claimed
+
+    def is_limited(self, partition: Partition) -> bool:
+        """Whether a limit may hold messages back there that are due."""
+        return partition.topic in self._limits or partition in self._holding
 
     def served(self, topic: str) -> Sequence[Partition]:
         """The partitions of the topic to claim from. A limit counts in one partition: those that

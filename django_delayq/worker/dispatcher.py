@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,12 @@ from .agenda import Agenda, Visit
 from .claim_hold import ClaimHold
 from .claims import Claims
 from .event_loop import EventLoop
+from .fleet import Fleet
 from .quarantine import Quarantine
 from .shared import Shared
 from .sweeper import Sweeper
 from .thread_pool import ThreadPool
+from .turns import Turns
 
 if TYPE_CHECKING:
     from .batches.gatherer import Gatherer
@@ -42,6 +43,8 @@ BUFFER_SECONDS = 0.5
 DAMAGED_S = 5
 #: Seconds after the due time. A wake-up a moment before it would cost another round for nothing.
 WAKE_MARGIN = 0.0001
+#: What a thread has run for so many seconds makes the worker a busy one.
+BUSY_AFTER = 0.02
 #: Milliseconds until the next claim from a partition that waits for the archiver.
 UNARCHIVED_LOOK_MS = 1_000
 
@@ -55,6 +58,7 @@ class Dispatcher(Service):
     def __init__(
         self,
         shared: Shared,
+        fleet: Fleet,
         pool: ThreadPool[Lease],
         event_loop: EventLoop,
         release: Callable[..., None],
@@ -70,11 +74,12 @@ class Dispatcher(Service):
         self._event_loop = event_loop
         self._release = release
         self.agenda = Agenda({name: topic.weight for name, topic in shared.settings.topics.items()})
-        self.sweeper = Sweeper(shared, self.agenda, self._claims)
+        self._turns = Turns(shared, fleet, self.agenda, self._claims.is_limited)
+        self.sweeper = Sweeper(shared, self.agenda, self._claims, fleet)
+        self._turns.on_unknown = self.sweeper.note_partition
         self.quarantine = Quarantine(
             shared, partial(self._feed, at_once=True), partial(release, later=True)
         )
-        self._hints: deque[tuple[Partition | None, float]] = deque()
         self._down_since = 0.0
         self._unanswered: list[tuple[Partition, bytes]] = []
         self._claim_hold = ClaimHold(shared.before_claims, self.sleeper.wake)
@@ -91,7 +96,6 @@ class Dispatcher(Service):
         """Claim nothing more. Messages that are already claimed go on."""
         self.nothing_due = False
         """Whether the last round found nothing due anywhere."""
-        self._unarchived: set[Partition] = set()
 
     def stop(self) -> None:
         """End the loop after the current run, and the reading of the outbox."""
@@ -100,7 +104,11 @@ class Dispatcher(Service):
 
     def hint(self, partition: Partition | None, due_ms: float) -> None:
         """The partition (None: any) may have a message that is due then. Thread-safe."""
-        self._hints.append((partition, due_ms))
+        if self._turns.hear(partition, due_ms):
+            self.sleeper.wake()
+
+    def fleet_changed(self) -> None:
+        """Another worker says that it is there, busy, or gone. Thread-safe."""
         self.sleeper.wake()
 
     def set_quiet(self, quiet: bool) -> None:
@@ -116,7 +124,7 @@ class Dispatcher(Service):
             pause = self._round()
         except DelayQError:
             self._down_since = self._down_since or time.monotonic()
-            self._hints.append((None, 0))  # visit every partition: anything may have happened
+            self._turns.hear(None, 0)  # visit every partition: anything may have happened
             self._claim_hold.needed = True
             self.sweeper.start_over()
             raise
@@ -138,11 +146,9 @@ class Dispatcher(Service):
     # One round
 
     def _round(self) -> float:
+        self._turns.wakes_at = math.inf
         self._recover()
-        while self._hints:
-            partition, due_ms = self._hints.popleft()
-            for each in [partition] if partition else list(self.agenda.visits):
-                self.agenda.expect(each, due_ms)
+        self._turns.follow()
         self.sweeper.run_when_due()
         # These have waited too long for a thread: another worker, or this one later, is quicker.
         if old := self._pool.take_back(BUFFER_SECONDS):
@@ -151,6 +157,7 @@ class Dispatcher(Service):
             return 0.1
         waiting = self.quarantine.step() or self._serve()
         most = math.inf if self.gatherer is None else self.gatherer.step(BUFFER_SECONDS)
+        most = min(most, self._turns.tell_fleet(self._busy, claims=not self.quiet))
         if self._pool.stuck:
             self._pool.kick()
             return min(KICK, most)
@@ -163,7 +170,11 @@ class Dispatcher(Service):
         until_due = (
             math.inf if next_due is None else (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN
         )
-        return max(0.0, min(self.sweeper.at - time.monotonic(), until_due, most))
+        now = time.monotonic()
+        pause = max(0.0, min(self.sweeper.at - now, until_due, most))
+        self._turns.wakes_at = now + pause
+        # Hints that came before the line above have perhaps not woken us.
+        return 0.0 if self._turns.has_hints else pause
 
     def _serve(self) -> bool:
         """Make the visits that are due, as far as there is room. True when some had to wait."""
@@ -171,12 +182,13 @@ class Dispatcher(Service):
             self.nothing_due = True
             return False
         now_ms = self._clock.now_ms() if self._clock.known else float("inf")
-        visits = self.agenda.due(now_ms)
+        visits, late = self._turns.choose(self.agenda.due(now_ms))
         waiting, before = False, self._taken
         for visit in visits:
             # Told to be quiet meanwhile, or an earlier visit has brought a suspect.
             if self.quiet or self.quarantine.keeps:
                 waiting = True
+                self._turns.note_backlog(visit)
                 break
             # Room for the kinds of tasks that the topic is known to hold.
             kinds = self._kinds.get(visit.partition.topic, {"def"})
@@ -185,9 +197,13 @@ class Dispatcher(Service):
                 room = min(room, self.limit - self.claimed)
             if room <= 0:
                 waiting = True
+                self._turns.note_backlog(visit)
                 continue
+            taken = self._taken
             # If several topics are due, each gets a part. The rest comes in the next round.
             self._claim(visit, max(1, room // len(visits)))
+            if visit in late and self._taken > taken:
+                self._turns.report_late(visit)
         head = self.agenda.next_due_ms()
         found = waiting or self._taken != before or self.quarantine.owes
         self.nothing_due = not found and (head is None or head > self._clock.now_ms())
@@ -216,21 +232,15 @@ class Dispatcher(Service):
         # No hint says that there is room again if the archiver has another limit, or if somebody
         # emptied the stream by hand.
         again_ms = self._clock.now_ms() + UNARCHIVED_LOOK_MS if claimed.unarchived else None
-        self.agenda.plan(visit, again_ms or claimed.next_due_ms)
+        next_ms = again_ms or claimed.next_due_ms
+        visit.backlog = False
+        if next_ms is not None and 1000 * next_ms <= claimed.now_us:
+            self._turns.note_backlog(visit)
+        self._turns.plan(visit, next_ms)
         if claimed.leases:
             self._shared.held.update(claimed.leases)
             self._taken += len(claimed.leases)
             self._feed(self.quarantine.admit(claimed.leases))
-        if not claimed.unarchived:
-            self._unarchived.discard(visit.partition)
-        elif visit.partition not in self._unarchived:
-            self._unarchived.add(visit.partition)
-            logger.error(
-                "%s holds %d finished messages (FINISHED_LIMIT) and waits for the archiver. Check "
-                "that the database is up, and that a run_delayq archives.",
-                visit.partition,
-                self._shared.settings.finished_limit,
-            )
         if claimed.over:
             topic = visit.partition.topic
             signals.report_ids(signals.expired, topic, claimed.over, "expired")
@@ -262,6 +272,12 @@ class Dispatcher(Service):
                 self._release(coroutines[room:])
         if leases:
             self._pool.feed(leases)
+
+    def _busy(self) -> float:
+        """The share of threads, or of coroutines, that run something which takes a while."""
+        since, slots, loop = time.monotonic() - BUSY_AFTER, self._pool.slots, self._event_loop
+        runs = sum(slot.lease is not None and slot.begun < since for slot in slots)
+        return max(runs / len(slots), len(loop.running) / loop.size)
 
     def _room_for(self, kind: TaskKind) -> ThreadPool[Lease] | EventLoop | Gatherer:
         """What takes messages of such tasks."""

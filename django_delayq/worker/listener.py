@@ -1,5 +1,5 @@
-"""Hears the hints that producers publish. Only a hint: the dispatcher's sweep holds every guarantee
-without it."""
+"""Hears the hints that producers and workers publish. Only hints: the dispatcher's sweep holds
+every guarantee without them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ from collections.abc import Callable
 
 from ..core.service import Service
 from ..store.hints import HintStream
-from ..store.keys import CANCELLED_HINT, QUIET_HINT, Partition
+from ..store.keys import CANCELLED_HINT, FLEET_HINT, QUIET_HINT, Partition
+from .fleet import OF_THE_FLEET, Fleet
 from .shared import Shared
 
 
 class Listener(Service):
-    """Passes `topic:p:due_at_ms` on to the dispatcher, `quiet` hints to the heartbeat, and those of
-    cancelled messages to the lease keeper."""
+    """Passes `topic:p:due_at_ms` on to the dispatcher, what workers say of themselves to the fleet,
+    `quiet` hints to the heartbeat, and those of cancelled messages to the lease keeper."""
 
     name = "listener"
 
     def __init__(
         self,
         shared: Shared,
+        fleet: Fleet,
         hint: Callable[[Partition | None, float], None],
+        fleet_changed: Callable[[], None],
         check_quiet: Callable[[], None],
         check_lease: Callable[[bytes], None],
     ) -> None:
         super().__init__()
-        self._stream = HintStream(shared.store)
+        self._stream = HintStream(
+            shared.store, lambda: fleet.rank(OF_THE_FLEET), self._call_when_some_are_missing
+        )
+        self._subscriptions = 0
+        self._fleet = fleet
+        self._fleet_changed = fleet_changed
         self._sweep_interval = shared.settings.sweep_interval
         self._hint = hint
         self._check_quiet = check_quiet
@@ -35,6 +43,12 @@ class Listener(Service):
     def hints_are_complete(self) -> bool:
         """Whether it is certain that no hint of the last moments was lost."""
         return time.monotonic() - self._stream.complete_until < 2.5 * self._sweep_interval
+
+    def _call_when_some_are_missing(self, subscriptions: int) -> None:
+        """A subscription has ended, or those whose turn it was have published no beat."""
+        if subscriptions < self._subscriptions or self._fleet.rank(OF_THE_FLEET):
+            self._fleet.call()
+        self._subscriptions = subscriptions
 
     def run_once(self) -> float:
         """Wait for one hint. A new connection counts as a hint for every partition, because hints
@@ -49,6 +63,10 @@ class Listener(Service):
             self._check_quiet()
         elif partition and partition.topic == CANCELLED_HINT:
             self._check_lease(partition.number.to_bytes(16, "big"))
+        elif partition and partition.topic.startswith(FLEET_HINT):
+            name = partition.topic[len(FLEET_HINT) :]
+            if self._fleet.hear(name, partition.number, due_ms):
+                self._fleet_changed()
         else:
             self._hint(partition, due_ms)
         return 0.0

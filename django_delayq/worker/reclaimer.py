@@ -12,6 +12,7 @@ from ..core.service import Service
 from ..store.client import BATCH
 from ..store.keys import Partition
 from .agenda import Agenda
+from .fleet import Fleet
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
@@ -22,17 +23,23 @@ class Reclaimer(Service):
     reclaims when it has passed.
 
     It does so every 1.5 s: a topic stays below two commands a second together with the sweep, and a
-    crash is noticed within ttr + 1.5 s. Whatever worker leases a message, it was due: each worker
-    knew that, and looks until nothing is leased. While hints may be missing it looks everywhere.
+    crash is noticed within ttr + 1.5 s. Whatever worker leases a message, it was due: this worker
+    was its home or stood in for it, and looks until nothing is leased. While hints may be missing
+    it looks wherever this worker is the home.
     """
 
     name = "reclaimer"
     interval = 1.5
 
     def __init__(
-        self, shared: Shared, agenda: Agenda, hints_are_complete: Callable[[], bool]
+        self,
+        shared: Shared,
+        agenda: Agenda,
+        fleet: Fleet,
+        hints_are_complete: Callable[[], bool],
     ) -> None:
         super().__init__()
+        self._fleet = fleet
         self._hints_are_complete = hints_are_complete
         self._store = shared.store
         self._clock = shared.clock
@@ -44,7 +51,8 @@ class Reclaimer(Service):
         for visit in list(self._agenda.visits.values()):
             # A visit that is due is not made while this worker is quiet or has no room.
             is_due = visit.due_ms is not None and visit.due_ms <= self._clock.now_ms()
-            if not (everywhere or visit.may_be_leased or is_due):
+            in_doubt = everywhere and not self._fleet.rank(visit.partition)
+            if not (visit.may_be_leased or is_due or in_doubt):
                 continue
             visit.may_be_leased = False  # first: a claim in between sets it again
             try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.conf import Settings
+from ..core.exceptions import DelayQError
 from ..core.service import Service, Sleeper
 from ..core.version import PACKAGE_VERSION
 from ..store.lease import Lease
@@ -21,6 +22,7 @@ from ..store.store import RedisStore
 from .dispatcher import Dispatcher
 from .event_loop import EventLoop
 from .executor import ChildProcesses, Executor
+from .fleet import Fleet
 from .heartbeat import Heartbeat
 from .lease_keeper import LeaseKeeper
 from .listener import Listener
@@ -83,23 +85,26 @@ class Worker:
             self._on_room,
             self.executor.close_connections,
         )
+        self.fleet = Fleet(self.shared, joins=not options.burst and options.max_messages is None)
         self.dispatcher = Dispatcher(
-            self.shared, self.pool, self.event_loop, self.release, self._gatherer
+            self.shared, self.fleet, self.pool, self.event_loop, self.release, self._gatherer
         )
         self.dispatcher.limit = options.max_messages
         self.dispatcher.returned = lambda: self.settled[Result.RELEASED]
         self.dispatcher.sweeper.on_finished = self.on_finished
         self.lease_keeper = LeaseKeeper(self.shared, self._end_run, self.runs)
-        self.heartbeat = Heartbeat(self.shared, self.figures, self.dispatcher.set_quiet)
+        self.heartbeat = Heartbeat(self.shared, self.fleet, self.figures, self.dispatcher.set_quiet)
         self.listener = Listener(
             self.shared,
+            self.fleet,
             self.dispatcher.hint,
+            self.dispatcher.fleet_changed,
             self.heartbeat.check_quiet,
             self.lease_keeper.check,
         )
         self.dispatcher.sweeper.hints_are_complete = self.listener.hints_are_complete
         self.reclaimer = Reclaimer(
-            self.shared, self.dispatcher.agenda, self.listener.hints_are_complete
+            self.shared, self.dispatcher.agenda, self.fleet, self.listener.hints_are_complete
         )
         self.sampler = Sampler(store)
         self.sql_services = tuple(sql_services(self))
@@ -130,6 +135,8 @@ class Worker:
         Returns how many messages were still running; they are given back and will run again.
         """
         self.draining = True
+        with suppress(DelayQError):  # others notice soon
+            self.fleet.leave()
         deadline = time.monotonic() + self.options.shutdown_timeout
         for claiming in (self.listener, self.reclaimer, self.dispatcher):
             claiming.stop()

@@ -98,7 +98,7 @@ def test_no_server_is_unavailable(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
-def test_an_answer_proves_that_all_hints_before_it_have_arrived(
+def test_a_beat_proves_that_all_hints_before_it_have_arrived(
     store: RedisStore, hints: HintStream
 ) -> None:
     hints.read(0.2)
@@ -112,13 +112,13 @@ def test_an_answer_proves_that_all_hints_before_it_have_arrived(
 
 
 @pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
-def test_a_connection_that_answers_no_more_proves_nothing_and_is_made_anew(
+def test_a_connection_that_brings_no_beat_proves_nothing_and_is_made_anew(
     store: RedisStore, hints: HintStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hints.read(0.01)
     while hints._asked_at:
         hints.read(0.1)
-    monkeypatch.setattr(hints._pubsub, "ping", lambda: None)  # it leads nowhere
+    monkeypatch.setattr(store.workers, "hint", lambda text: None)  # it leads nowhere
     hints.complete_until = 0.0
     hints.read(0.01)
     assert hints.complete_until == 0.0

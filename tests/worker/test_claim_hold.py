@@ -12,6 +12,7 @@ from django_delayq.store.store import RedisStore
 from django_delayq.worker import claim_hold as module
 from django_delayq.worker.claim_hold import ClaimHold
 from django_delayq.worker.dispatcher import Dispatcher
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
 from tests.faults import unreachable
@@ -33,7 +34,12 @@ class Sender:
 
 def dispatcher_of(shared: Shared, send: Sender, pool: Takes) -> Dispatcher:
     return Dispatcher(
-        replace(shared, before_claims=send), pool, Takes(), lambda *leases, **how: None, no_batches
+        replace(shared, before_claims=send),
+        Fleet(shared),
+        pool,
+        Takes(),
+        lambda *leases, **how: None,
+        no_batches,
     )  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.claims import Claims, limits_by_topic
 from django_delayq.worker.dispatcher import Dispatcher
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import record
 from tests.faults import scripts_run
@@ -48,7 +49,7 @@ def limited(settings: Any, shared: Shared) -> Iterator[Shared]:
 
 def dispatcher_of(shared: Shared) -> tuple[Dispatcher, Takes]:
     pool = Takes()
-    return Dispatcher(shared, pool, Takes(), lambda leases: None, no_batches), pool  # type: ignore[arg-type]
+    return Dispatcher(shared, Fleet(shared), pool, Takes(), lambda leases: None, no_batches), pool  # type: ignore[arg-type]
 
 
 def test_a_dispatcher_sleeps_until_the_next_may_start(limited: Shared) -> None:

@@ -20,6 +20,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import crowd, noop, record, remind
 from tests.faults import lost_answers, scripts_run
@@ -78,14 +79,19 @@ def released() -> list[Lease]:
 
 @pytest.fixture
 def dispatcher(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
-    return Dispatcher(shared, pool, coroutines, released.extend, no_batches)
+    return Dispatcher(shared, Fleet(shared), pool, coroutines, released.extend, no_batches)
 
 
 @pytest.fixture
 def single(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
     """Of one topic: its first script call is the claim of that topic."""
     return Dispatcher(
-        replace(shared, topics=("default",)), pool, coroutines, released.extend, no_batches
+        replace(shared, topics=("default",)),
+        Fleet(shared),
+        pool,
+        coroutines,
+        released.extend,
+        no_batches,
     )
 
 

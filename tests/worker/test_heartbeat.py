@@ -9,6 +9,7 @@ import pytest
 
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import heartbeat as module
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.heartbeat import Heartbeat, rss_kb
 from django_delayq.worker.shared import Shared
 
@@ -20,7 +21,7 @@ def figures() -> dict[str, Any]:
 
 @pytest.fixture
 def heartbeat(shared: Shared, figures: dict[str, Any]) -> Heartbeat:
-    return Heartbeat(shared, lambda: figures, lambda quiet: None)
+    return Heartbeat(shared, Fleet(shared), lambda: figures, lambda quiet: None)
 
 
 def test_beat_tells_what_the_worker_does(heartbeat: Heartbeat, delayq: RedisStore) -> None:
@@ -69,7 +70,7 @@ def told() -> list[bool]:
 
 @pytest.fixture
 def listening(shared: Shared, figures: dict[str, Any], told: list[bool]) -> Heartbeat:
-    return Heartbeat(shared, lambda: figures, told.append)
+    return Heartbeat(shared, Fleet(shared), lambda: figures, told.append)
 
 
 def test_first_beat_looks_whether_the_worker_is_quiet(
@@ -121,7 +122,7 @@ def test_hint_during_a_beat_is_not_lost(
             heartbeat.check_quiet()
         return {}
 
-    heartbeat = Heartbeat(shared, hear, told.append)
+    heartbeat = Heartbeat(shared, Fleet(shared), hear, told.append)
     heartbeat.run_once()
     heartbeat.run_once()
     assert told[:2] == [False, True]

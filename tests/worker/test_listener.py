@@ -10,6 +10,7 @@ from django_delayq.client.topics import pause_topic, resume_topic
 from django_delayq.core.exceptions import DelayQError
 from django_delayq.store.keys import Partition, wakeups_channel
 from django_delayq.store.store import RedisStore
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.listener import Listener
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import noop
@@ -28,7 +29,9 @@ def listener(shared: Shared, hints: Hints) -> Iterator[Listener]:
     """Connected: the first run has subscribed."""
     listener = Listener(
         shared,
+        Fleet(shared),
         lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
         lambda: None,
         lambda message_id: None,
     )
@@ -51,7 +54,9 @@ def hear(listener: Listener, hints: Hints) -> None:
 def test_new_connection_is_a_hint_for_everything(shared: Shared, hints: Hints) -> None:
     listener = Listener(
         shared,
+        Fleet(shared),
         lambda partition, due_ms: hints.append((partition, due_ms)),
+        lambda: None,
         lambda: None,
         lambda message_id: None,
     )
@@ -85,7 +90,9 @@ def test_cancel_of_a_running_message_is_heard(shared: Shared, delayq: RedisStore
     heard: Hints = []
     listener = Listener(
         shared,
+        Fleet(shared),
         lambda partition, due_ms: None,
+        lambda: None,
         lambda: None,
         lambda message_id: heard.append((None, int.from_bytes(message_id, "big"))),
     )

@@ -11,6 +11,7 @@ from django_delayq.store.keys import Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.agenda import Agenda
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.reclaimer import Reclaimer
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import act, noop
@@ -26,7 +27,7 @@ def reclaimer(shared: Shared) -> Reclaimer:
     agenda = Agenda({})
     for topic in ("default", "modes"):
         agenda.add(Partition(topic, 0))
-    return Reclaimer(shared, agenda, lambda: False)
+    return Reclaimer(shared, agenda, Fleet(shared), lambda: False)
 
 
 def test_message_whose_lease_ended_comes_back(

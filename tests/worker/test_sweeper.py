@@ -11,6 +11,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.agenda import Agenda
 from django_delayq.worker.claims import Claims
+from django_delayq.worker.fleet import Fleet
 from django_delayq.worker.reclaimer import Reclaimer
 from django_delayq.worker.shared import Shared
 from django_delayq.worker.sweeper import Sweeper
@@ -29,10 +30,11 @@ class Looks:
     def __init__(self, shared: Shared) -> None:
         self.complete = True
         self.agenda = Agenda({})
+        self.fleet = Fleet(shared)
         self.claims = Claims(shared.store, shared.settings)
-        self.sweeper = Sweeper(shared, self.agenda, self.claims)
+        self.sweeper = Sweeper(shared, self.agenda, self.claims, self.fleet)
         self.sweeper.hints_are_complete = lambda: self.complete
-        self.reclaimer = Reclaimer(shared, self.agenda, lambda: self.complete)
+        self.reclaimer = Reclaimer(shared, self.agenda, self.fleet, lambda: self.complete)
         self.finished: list[int] = []
         self.sweeper.on_finished = lambda: self.finished.append(1)
         self.sweep()

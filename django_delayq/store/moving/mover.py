@@ -22,6 +22,7 @@ from .. import keys
 from ..connection import RedisPy, close_client, mask, open_client
 from ..keys import Partition
 from ..redis_errors import ERRORS, translate
+from ..workers import is_alive
 from .follow import asking, clock_ms, next_settings
 from .freeze import Move, decide, freeze, move_in, set_move, thaw
 
@@ -32,8 +33,6 @@ COPIED_AT_MOST = 100_000
 SKEW_MS = 250
 #: Keys of one round trip.
 AT_ONCE = 500
-#: Heartbeats older than this are those of workers that have ended (milliseconds).
-ALIVE_MS = 30_000
 #: Seconds after which a replica that has no connection to the old server gets none.
 UNCONNECTED_S = 15.0
 #: Bytes that the new replica may be behind when we freeze.
@@ -152,7 +151,7 @@ class StoreMover:
         return {
             name: str(beat.get("next", ""))
             for name, beat in beats.items()
-            if now_ms - beat["at_ms"] < ALIVE_MS
+            if is_alive(beat, now_ms, 3)
         }
 
     def _no_room(self, olds: dict[str, Any], news: dict[str, Any]) -> Iterator[str]:

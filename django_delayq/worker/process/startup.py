@@ -22,8 +22,8 @@ from ...core.version import PACKAGE_VERSION
 from ...store.inspection import ServerReport, inspect_server
 from ...store.store import RedisStore
 from ...store.topic_state import stats_of_topic
+from ...store.workers import is_alive
 from ...tasks import registry
-from ..heartbeat import DEAD_AFTER
 
 Say = Callable[[str], None]
 
@@ -160,11 +160,7 @@ def banner(
         f"  backlog   {waiting:,} waiting · {due:,} due · {sum(stat.leased for stat in stats):,} "
         f"running{head}"
     )
-    alive = [
-        beat
-        for beat in store.workers.heartbeats().values()
-        if now_ms() - beat["at_ms"] < DEAD_AFTER * 1000
-    ]
+    alive = [beat for beat in store.workers.heartbeats().values() if is_alive(beat, now_ms(), 6)]
     say(
         f"  workers   {len(alive)} others alive · {len(registry.by_name)} tasks known · prefix "
         f"{settings.prefix}"
