@@ -13,6 +13,7 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db import Error, connections, transaction
 
 from ..core import signals
+from ..core.chunks import chunked_by_weight
 from ..core.conf import get_settings
 from ..core.exceptions import (
     ConfigurationError,
@@ -30,7 +31,7 @@ from ..core.times import When
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox import lookup, outbox
 from ..store import get_store
-from ..store.client import BATCH
+from ..store.client import BATCH, BATCH_BYTES
 from ..store.keys import Partition
 from ..store.store import base_mode, replaces
 from ..tasks.builder import Item
@@ -41,8 +42,6 @@ logger = logging.getLogger("delayq")
 #: So many script calls of one bulk wait for their answers at the same time, each on a connection
 #: of its own.
 MOST_ON_ITS_WAY = 32
-#: Bytes of the records in one script call; a record has at most 1 MiB.
-MOST_BYTES = 4 * 1024 * 1024
 #: The relay leaves a row alone for so many milliseconds while we ask Redis whether the message is
 #: still live.
 GRACE_MS = 10_000
@@ -62,8 +61,8 @@ class Sender:
         self._on_its_way: dict[Partition, tuple[Answer, list[Item]]] = {}
 
     def store(self, items: list[Item]) -> None:
-        """Send the items, one script call per partition and 500 of them, or 4 MiB. Raises what went
-        wrong with the chunk before."""
+        """Send the items, one script call per partition and 500 of them, or BATCH_BYTES. Raises
+        what went wrong with the chunk before."""
         if self._on_its_way:
             self.finish()
         items = _still_open(items)
@@ -283,18 +282,11 @@ def _batches(items: list[Item]) -> list[tuple[Partition, list[Item]]]:
 
 
 def _by_size(batch: list[Item]) -> list[list[Item]]:
-    """Parts of at most MOST_BYTES: a long script call holds up all others."""
-    if sum(len(item.message.record) for item in batch) <= MOST_BYTES:
+    """Parts of at most BATCH_BYTES: a long script call holds up all others."""
+    if sum(len(item.message.record) for item in batch) <= BATCH_BYTES:
         return [batch]
-    parts: list[list[Item]] = [[]]
-    size = 0
-    for item in batch:
-        size += len(item.message.record)
-        if size > MOST_BYTES and parts[-1]:
-            parts.append([])
-            size = len(item.message.record)
-        parts[-1].append(item)
-    return parts
+    weight = lambda item: len(item.message.record)  # noqa: E731
+    return [[*part] for part in chunked_by_weight(batch, weight, BATCH_BYTES)]
 
 
 def _begin(partition: Partition, batch: list[Item]) -> Answer:

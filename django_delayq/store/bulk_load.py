@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from operator import add
 from typing import Any, NamedTuple
 
-from ..core.chunks import chunked
+from ..core.chunks import chunked, chunked_by_weight
 from ..core.exceptions import FenceChanged
 from . import keys
-from .client import Read, RedisClient
+from .client import BATCH_BYTES, Read, RedisClient
 from .keys import Partition
 
 #: Seconds for which the fence of a load is kept after the load was last at work: 30 days.
@@ -68,27 +70,32 @@ class BulkLoader:
 
         To call it again is safe. The function raises FenceChanged.
         """
-        args: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
+        head: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
         for code, name in tasks.items():
-            args += (code.hex(), name)
-        for message in messages:
-            args += message
+            head += (code.hex(), name)
         fence = keys.fence_key(self._client.prefix, partition, load.job)
-        answer = self._client.begin(
-            "load", (*keys.partition_keys(self._client.prefix, partition), fence), args
-        )
+        script_keys = (*keys.partition_keys(self._client.prefix, partition), fence)
+
+        def begin(part: Sequence[Loadable]) -> Callable[[], Any]:
+            return self._client.begin("load", script_keys, chain(head, *part))
+
+        parts = chunked_by_weight(messages, lambda one: len(one[3]), BATCH_BYTES)
+        answer = begin(next(parts, ()))
 
         def read() -> LoadProgress:
-            word, *rest = answer()
-            if word == b"CHANGED":
-                raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
+            counts = [0] * 5
+            for word, *rest in chain([answer()], (begin(part)() for part in parts)):
+                if word == b"CHANGED":
+                    raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
+                began_ms, *some = map(int, rest)
+                counts = [began_ms, *map(add, counts[1:], some)]
             # Not in the script: a client that only writes should not decide when Redis forgets
             # something.
             now = time.monotonic()
             if now - self._renewed_at.get(fence, -RENEW) >= RENEW:
                 self._client.command("EXPIRE", fence, FENCE_LIFE)
                 self._renewed_at[fence] = now
-            return LoadProgress(*map(int, rest))
+            return LoadProgress(*counts)
 
         return read
 

@@ -29,6 +29,10 @@ from .scripts import Script, load
 #: Most messages per script call. So no script runs for long, and none comes near the limit of
 #: Lua's unpack (7,999).
 BATCH = 500
+#: Most bytes of records per script call, but for one that is larger alone. Redis moves a MiB in
+#: some milliseconds, and does nothing else meanwhile. The scripts that find the records themselves
+#: know this number too (lua/shared/read.lua).
+BATCH_BYTES = 512 * 1024
 #: Seconds between two readings of Redis' clock: clocks drift by less than a millisecond in this
 #: time.
 CLOCK_REFRESH = 60.0

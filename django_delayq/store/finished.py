@@ -19,7 +19,13 @@ GROUP = "archive"
 #: We take over an entry that another archiver has not archived so many ms after it read it: the
 #: other is dead. If it is only slow, both insert the same row, and the database keeps one of them.
 TAKE_OVER_AFTER_MS = 15_000
-BATCH_BYTES = 32 * 1024 * 1024
+#: Most bytes of the entries that are read at once. It is known afterwards: the next read takes as
+#: many entries as those of the read before would let it.
+READ_BYTES = 2 * 1024 * 1024
+#: How many entries the first read takes, and how much more each further one may.
+FIRST_READ, GROWTH = 32, 8
+#: Bytes of several reads, which are in memory and in SQL statements.
+TOGETHER_BYTES = 4 * 1024 * 1024
 #: Consumers that have read nothing for so many ms, and hold nothing, are removed from the group.
 FORGET_AFTER_MS = 3_600_000
 
@@ -36,8 +42,7 @@ class FinishedStream:
         self._key = finished_key(store.client.prefix, partition)
         self._consumer = consumer
         self._grouped = False
-        # Fewer where bodies may be large: a whole batch is in memory, and in one SQL statement.
-        self._batch = max(1, min(BATCH, BATCH_BYTES // store.client.settings.body_limit))
+        self._batch = max(1, min(FIRST_READ, READ_BYTES // store.client.settings.body_limit))
 
     def read(self, batches: int = 1) -> Sequence[Entry]:
         """Entries that no archiver has read, up to 500 for each batch; fewer batches where bodies
@@ -45,19 +50,26 @@ class FinishedStream:
 
         def read(client: RedisPy) -> Found:
             found: list[tuple[bytes, dict[bytes, bytes] | None]] = []
-            size = 0
-            for _ in range(batches):
-                answer = client.xreadgroup(
-                    GROUP, self._consumer, {self._key: ">"}, count=self._batch
-                )
+            most, size = BATCH * batches, 0
+            while len(found) < most and size < TOGETHER_BYTES:
+                asked = min(self._batch, most - len(found))
+                answer = client.xreadgroup(GROUP, self._consumer, {self._key: ">"}, count=asked)
                 more = answer[0][1] if answer else []
                 found += more
-                size += sum(len(fields[b"record"]) for _, fields in more if fields)
-                if len(more) < self._batch or size > BATCH_BYTES // 8:
+                size += self._follow_sizes(more)
+                if len(more) < asked:
                     break
             return found
 
         return self._in_group(read)
+
+    def _follow_sizes(self, found: Found) -> int:
+        """Choose how many to read next, by the sizes of these. Returns their bytes."""
+        sizes = [sum(map(len, fields.values())) for _, fields in found if fields]
+        if sizes:
+            fits = READ_BYTES * len(sizes) // max(1, sum(sizes))
+            self._batch = max(1, min(BATCH, GROWTH * self._batch, fits))
+        return sum(sizes)
 
     def take_over(self) -> Sequence[Entry]:
         """Up to 500 entries that another archiver, or an earlier process of this one, has read and
@@ -67,6 +79,7 @@ class FinishedStream:
             _, found, *_ = client.xautoclaim(
                 self._key, GROUP, self._consumer, TAKE_OVER_AFTER_MS, "0-0", count=self._batch
             )
+            self._follow_sizes(found)
             for consumer in client.xinfo_consumers(self._key, GROUP):
                 if not consumer["pending"] and consumer["idle"] > FORGET_AFTER_MS:
                     client.xgroup_delconsumer(self._key, GROUP, consumer["name"])

@@ -46,8 +46,8 @@ QUIET_HINT = "!quiet"
 CANCELLED_HINT = "!cancelled"
 #: In place of a topic in a hint: a worker shows that hints arrive.
 BEAT_HINT = "!beat"
-#: In place of a topic in a hint, with the name of a worker behind it: how busy it is (in place of
-#: the number), and when that was said.
+#: In place of a topic in a hint, with the name of a worker behind it: how busy it is, in place of
+#: the number.
 FLEET_HINT = "!fleet:"
 
 

@@ -86,7 +86,11 @@ class Queries:
 
     def find(self, partition: Partition, ids: Sequence[bytes]) -> Sequence[Found | None]:
         """The live messages with these ids, None for those that are not live here."""
-        return found_in(ids, self._client.call("find", partition, ids))
+        found: list[Found | None] = []
+        while len(found) < len(ids):  # a call ends early when it has had many bytes
+            rest = ids[len(found) :]
+            found += found_in(rest, self._client.call("find", partition, rest))
+        return found
 
     def windows(
         self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
@@ -159,11 +163,17 @@ class Queries:
     ) -> Sequence[Found]:
         """Up to `limit` waiting messages of a lane (0 to 2) in the order of (due, id), after the
         given place."""
-        due, message_id = after if after else ("", b"")
-        flat = iter(
-            self._client.call("list", partition, (lane + 1, due, message_id, min(limit, BATCH)))
-        )
-        return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+        found: list[Found] = []
+        is_cut = True
+        while is_cut:  # it had many bytes
+            left = min(limit, BATCH) - len(found)
+            due, message_id = after if after else ("", b"")
+            args = (lane + 1, due, message_id, left)
+            is_cut, *rest = self._client.call("list", partition, args)
+            flat = iter(rest)
+            found += [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+            after = (found[-1].due_at_ms, found[-1].id) if found else None
+        return found
 
     def records(self, partition: Partition) -> Iterator[Mapping[bytes, bytes]]:
         """Pages of all that is live in a partition, id -> record: first what follows a run, then
@@ -321,10 +331,10 @@ def optional(number: Any) -> int | None:
 
 
 def found_in(ids: Sequence[bytes], answer: Sequence[Any]) -> Sequence[Found | None]:
-    """Reads the answer of find.lua for these ids."""
+    """Reads the answer of find.lua for these ids, or the first of them."""
     return [
         _found(message_id, *item) if item else None
-        for message_id, item in zip(ids, answer, strict=True)
+        for message_id, item in zip(ids, answer, strict=False)
     ]
 
 

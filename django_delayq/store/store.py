@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
+from ..core.chunks import chunked_by_weight
 from ..core.conf import Settings
 from ..core.exceptions import (
     MessageChanged,
@@ -25,7 +26,7 @@ from ..core.limits import TopicLimits
 from ..core.message import Found, lane_sent
 from ..core.times import When
 from .bulk_load import BulkLoader
-from .client import BATCH, Read, RedisClient
+from .client import BATCH, BATCH_BYTES, Read, RedisClient
 from .connection import RedisPy
 from .keys import Partition, partition_keys, progress_key, rate_keys, result_key, windows_key
 from .lease import Lease
@@ -111,6 +112,8 @@ class Reclaimed(NamedTuple):
     back: Ids
     """Ids of the messages that wait again."""
     dead: Ids
+    more: bool
+    """Whether there may be more to reclaim."""
 
 
 class Located(NamedTuple):
@@ -174,12 +177,13 @@ class RedisStore:
         live in two partitions: two processes had different numbers of them."""
         batches = self._batches((topic, i, i) for topic, i in dict.fromkeys(places))
         answers = self.client.read_all([Read("find", *batch) for batch in batches])
-        return [
-            Located(partition, found)
-            for (partition, ids), answer in zip(batches, answers, strict=True)
-            for found in found_in(ids, answer)
-            if found is not None
-        ]
+        located: list[Located] = []
+        for (partition, ids), answer in zip(batches, answers, strict=True):
+            found = found_in(ids, answer)
+            if len(found) < len(ids):  # the call ended early: it had many bytes
+                found = [*found, *self.queries.find(partition, ids[len(found) :])]
+            located += [Located(partition, one) for one in found if one is not None]
+        return located
 
     def recent(self, places: Iterable[tuple[str, bytes, bytes]]) -> set[tuple[str, bytes]]:
         """Those of these topics, ids and members of their windows (the id, or a window_mark()) that
@@ -289,7 +293,12 @@ class RedisStore:
     ) -> tuple[int, dict[int, str]]:
         """- -> delayed. Returns Redis' clock in microseconds and a word for each index that is not
         simply new."""
-        return self.begin_enqueue(partition, tasks, messages)()
+        now_us, words, at = 0, dict[int, str](), 0
+        for part in chunked_by_weight(messages, lambda one: len(one.record), BATCH_BYTES):
+            now_us, some = self.begin_enqueue(partition, tasks, part)()
+            words |= {at + index: word for index, word in some.items()}
+            at += len(part)
+        return now_us, words
 
     def begin_enqueue(
         self, partition: Partition, tasks: Mapping[bytes, str], messages: Sequence[Outgoing]
@@ -485,10 +494,11 @@ class RedisStore:
         return not self._fenced("progress", lease.partition, args, [lease], True, key)
 
     def reclaim(self, partition: Partition) -> Reclaimed:
-        """Leased past the deadline -> delayed or dead, for up to 500 messages."""
+        """Leased past the deadline -> delayed or dead, for up to 500 messages, or BATCH_BYTES."""
         settings = self.client.settings
         args = (BATCH, settings.poison_limit, CRASH_BACKOFF_MS, self._archive(partition))
-        return Reclaimed(*self.client.call("reclaim", partition, args))
+        back, dead, more = self.client.call("reclaim", partition, args)
+        return Reclaimed(back, dead, bool(more))
 
     def cancel_in(
         self,
@@ -505,10 +515,13 @@ class RedisStore:
             self._archive(partition),
             json.dumps({"reason": reason}),
             "" if before_us is None else before_us,
-            *ids,
         )
         windows = windows_key(self.client.prefix, partition)
-        return [word.decode() for word in self.client.call("cancel", partition, args, windows)]
+        words: list[bytes] = []
+        while len(words) < len(ids):  # a call ends early when it has had many bytes
+            rest = ids[len(words) :]
+            words += self.client.call("cancel", partition, (*args, *rest), windows)
+        return [word.decode() for word in words]
 
     def cancel_running_in(
         self, partition: Partition, message_id: bytes, reason: str = "cancelled while it ran"
@@ -542,7 +555,10 @@ class RedisStore:
             for life, due_ms, to_ms in moves
             for part in (life.id, life.stamp_us.to_bytes(8, "big"), due_ms, to_ms)
         ]
-        return [word.decode() for word in self.client.call("shift", partition, args)]
+        words: list[bytes] = []
+        while len(words) < len(moves):  # a call ends early when it has had many bytes
+            words += self.client.call("shift", partition, args[4 * len(words) :])
+        return [word.decode() for word in words]
 
     def edit_in(self, partition: Partition, message_id: bytes, before: bytes, after: bytes) -> str:
         """edit_many() for one message."""

@@ -68,9 +68,9 @@ class Workers:
         """Tell the worker that runs the message that it was cancelled."""
         self.hint(f"{keys.CANCELLED_HINT}:{int.from_bytes(message_id, 'big')}:0")
 
-    def tell_fleet(self, worker: str, load: int, at_ms: int) -> None:
+    def tell_fleet(self, worker: str, load: int) -> None:
         """Tell all workers how busy one of them is (worker/fleet.py)."""
-        self.hint(f"{keys.FLEET_HINT}{worker}:{load}:{at_ms}")
+        self.hint(f"{keys.FLEET_HINT}{worker}:{load}:0")
 
     def hint(self, text: str) -> int:
         """Publish a hint: a partition and a due time in ms, or what stands in place of them.

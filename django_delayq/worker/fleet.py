@@ -49,8 +49,6 @@ class Member(NamedTuple):
     """Empty as long as its heartbeat has not been read."""
     load: int
     """0 to 8, FULL, ABSENT (it was late, and has not answered) or GONE."""
-    said_ms: float
-    """When that was said, by Redis' clock."""
     heard_at: float
     """When that was heard (local monotonic time)."""
 
@@ -156,7 +154,7 @@ class Fleet:
                     others[name] = other._replace(topics=topics)
             self._replace(others)
 
-    def hear(self, name: str, load: int, at_ms: float) -> bool:
+    def hear(self, name: str, load: int) -> bool:
         """A worker says how busy it is, or that another one is absent; or calls everybody. Returns
         whether the dispatcher has to do something."""
         if name == EVERYBODY:
@@ -167,11 +165,9 @@ class Fleet:
             self._is_accused = self._is_accused or load == ABSENT
             return load == ABSENT
         with self._changing:
-            known = self._others.get(name) or Member(seed_of(name), frozenset(), GONE, 0.0, 0.0)
-            if known.said_ms > at_ms:
-                return False
+            known = self._others.get(name) or Member(seed_of(name), frozenset(), GONE, 0.0)
             now = time.monotonic()
-            other = known._replace(load=load, said_ms=at_ms, heard_at=now)
+            other = known._replace(load=load, heard_at=now)
             others = {**self._others, name: other}
             if other.load == known.load:
                 self._others = others
@@ -253,12 +249,12 @@ class Fleet:
         ]
         for name in late:
             self._tell(name, ABSENT)
-            self.hear(name, ABSENT, self._shared.clock.now_ms())
+            self.hear(name, ABSENT)
         self.call()  # where one has gone, others may have
         return late
 
     def _tell(self, name: str, load: int) -> None:
-        self._shared.store.workers.tell_fleet(name, load, int(self._shared.clock.now_ms()))
+        self._shared.store.workers.tell_fleet(name, load)
 
 
 def _mixed(number: int) -> int:

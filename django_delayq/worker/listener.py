@@ -65,7 +65,7 @@ class Listener(Service):
             self._check_lease(partition.number.to_bytes(16, "big"))
         elif partition and partition.topic.startswith(FLEET_HINT):
             name = partition.topic[len(FLEET_HINT) :]
-            if self._fleet.hear(name, partition.number, due_ms):
+            if self._fleet.hear(name, partition.number):
                 self._fleet_changed()
         else:
             self._hint(partition, due_ms)

@@ -9,7 +9,6 @@ from ..core import signals
 from ..core.exceptions import StoreError
 from ..core.present import counted
 from ..core.service import Service
-from ..store.client import BATCH
 from ..store.keys import Partition
 from .agenda import Agenda
 from .fleet import Fleet
@@ -73,7 +72,7 @@ class Reclaimer(Service):
 
     def _reclaim(self, partition: Partition) -> bool:
         """Whether there may be more."""
-        back, dead = self._store.reclaim(partition)
+        back, dead, more = self._store.reclaim(partition)
         if back:
             messages = counted(len(back), "message")
             logger.warning("%s of %s sent back: the worker vanished", messages, partition)
@@ -82,4 +81,4 @@ class Reclaimer(Service):
             messages = counted(len(dead), "message")
             logger.error("%s of %s dead after too many crashed workers", messages, partition)
             signals.report_ids(signals.dead, partition.topic, dead, "poison")
-        return len(back) + len(dead) >= BATCH
+        return more

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from django.dispatch import Signal
 
 from ..core import signals
+from ..core.chunks import chunked, chunked_by_weight
 from ..core.exceptions import DelayQError, OutcomeUnknown, StoreError
 from ..core.present import counted
 from ..core.service import Service, Sleeper
-from ..store.client import BATCH
+from ..store.client import BATCH, BATCH_BYTES
 from ..store.keys import Partition
 from ..store.lease import Lease
 from .outcome import Events, Outcome, Result
@@ -43,6 +44,24 @@ _SIGNALS: dict[Result, Signal] = {
 def call_of(outcome: Outcome) -> str:
     """Which method of the store settles it."""
     return _CALLS.get(outcome.result, "nack")
+
+
+def settle_parts(outcomes: Sequence[Outcome]) -> Iterator[Sequence[Outcome]]:
+    """Outcomes of one partition and one method, in parts for one script call each."""
+    for part in chunked(outcomes, BATCH):
+        leases = [outcome.lease for outcome in part]
+        is_small = sum([len(lease.record) for lease in leases]) <= BATCH_BYTES
+        if is_small and not any(lease.report for lease in leases):
+            yield part  # nearly always: a weight for each would cost 4 % of a no-op message
+        else:
+            yield from chunked_by_weight(part, _weight, BATCH_BYTES)
+
+
+def _weight(outcome: Outcome) -> int:
+    """The bytes that its script call reads and writes, about."""
+    report, size = outcome.lease.report, len(outcome.lease.record)
+    result = len(report.result) if report and report.result else 0
+    return 2 * (size + result) if result else size
 
 
 def write_outcomes(
@@ -129,8 +148,8 @@ class Settler(Service):
                 groups.setdefault((outcome.lease.partition, call_of(outcome)), []).append(outcome)
             try:
                 for (partition, call), outcomes in groups.items():
-                    for at in range(0, len(outcomes), BATCH):
-                        self._settle_chunk(call, partition, outcomes[at : at + BATCH])
+                    for part in settle_parts(outcomes):
+                        self._settle_chunk(call, partition, part)
             # A receiver of signals that means to end the program, for example.
             except BaseException:
                 self._keep_the_rest(batch)
@@ -149,7 +168,7 @@ class Settler(Service):
                 outcome.repeated = True
                 self._again.append(outcome)
 
-    def _settle_chunk(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
+    def _settle_chunk(self, call: str, partition: Partition, chunk: Sequence[Outcome]) -> None:
         """One script call. Outcomes that Redis could not take are kept until their lease ends."""
         try:
             lost = write_outcomes(self._shared, call, partition, chunk)
@@ -171,13 +190,13 @@ class Settler(Service):
                 self._done(chunk)
         return None
 
-    def _settle_one_by_one(self, call: str, partition: Partition, chunk: list[Outcome]) -> None:
+    def _settle_one_by_one(self, call: str, partition: Partition, chunk: Sequence[Outcome]) -> None:
         """One of the outcomes makes the call fail. The others must not suffer."""
         for outcome in chunk:
             outcome.repeated = True
             self._settle_chunk(call, partition, [outcome])
 
-    def _keep(self, chunk: list[Outcome], error: DelayQError) -> None:
+    def _keep(self, chunk: Sequence[Outcome], error: DelayQError) -> None:
         """Try again until the lease has ended. The lease keeper extends it, so a lease that has
         ended means that Redis was away for a whole lease."""
         now = time.monotonic()
@@ -191,7 +210,7 @@ class Settler(Service):
             logger.error("%s not stored before the lease ended: %s", results, error)
             self._done(given_up)
 
-    def _done(self, outcomes: list[Outcome]) -> None:
+    def _done(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             outcome.error = None
         self._held.difference_update([outcome.lease for outcome in outcomes])

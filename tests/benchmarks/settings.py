@@ -60,4 +60,9 @@ DELAYQ = {
     "ARCHIVE": os.environ.get("DELAYQ_BENCH_ARCHIVE", "all"),
     "FINISHED_LIMIT": 10_000_000,
     "ON_REDIS_ERROR": "raise",
+    **(
+        {"BODY_LIMIT": int(os.environ["DELAYQ_BENCH_BODY_LIMIT"]), "COMPRESS_ABOVE": 1024 * 1024}
+        if "DELAYQ_BENCH_BODY_LIMIT" in os.environ
+        else {}
+    ),
 }

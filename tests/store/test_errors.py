@@ -301,7 +301,7 @@ def test_a_reclaim_whose_answer_was_lost_has_happened_once(
     store.reclaim(PARTITION)
     end_leases(store)
     unknown(proxy, lambda: far.reclaim(PARTITION))
-    assert far.reclaim(PARTITION) == ([], [])
+    assert far.reclaim(PARTITION)[:2] == ([], [])
     assert claim(store, lease.id).attempts.crashes == 1
 
 

@@ -31,7 +31,7 @@ def test_an_extended_message_is_not_reclaimed(store: RedisStore) -> None:
     lease = claim(store)
     end_leases(store)
     store.extend(PARTITION, [lease])
-    assert store.reclaim(PARTITION) == ([], [])
+    assert store.reclaim(PARTITION)[:2] == ([], [])
 
 
 def test_extend_changes_nothing_but_the_deadline(store: RedisStore) -> None:
@@ -83,7 +83,7 @@ def test_a_full_batch_is_extended_in_one_call(store: RedisStore) -> None:
     leases = store.claim(PARTITION, BATCH).leases
     end_leases(store)
     assert store.extend(PARTITION, leases) == []
-    assert store.reclaim(PARTITION) == ([], [])
+    assert store.reclaim(PARTITION)[:2] == ([], [])
     assert leased(store) == set(ids)
 
 

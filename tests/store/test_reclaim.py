@@ -56,14 +56,14 @@ def test_a_message_whose_holder_vanished_runs_again_at_once(store: RedisStore) -
 def test_a_living_lease_is_left_alone(store: RedisStore) -> None:
     claim(store)
     before = dump(store)
-    assert store.reclaim(PARTITION) == ([], [])
+    assert store.reclaim(PARTITION)[:2] == ([], [])
     assert dump(store) == before
 
 
 def test_only_leases_past_their_deadline_are_taken(store: RedisStore) -> None:
     dead, alive = claim(store), claim(store)
     end_leases(store, dead.id)
-    assert store.reclaim(PARTITION) == ([dead.id], [])
+    assert store.reclaim(PARTITION)[:2] == ([dead.id], [])
     assert leased(store) == {alive.id}
 
 
@@ -142,7 +142,7 @@ def test_reclaiming_again_finds_nothing(store: RedisStore) -> None:
     claim(store)
     crash(store)
     before = dump(store)
-    assert store.reclaim(PARTITION) == ([], [])
+    assert store.reclaim(PARTITION)[:2] == ([], [])
     assert dump(store) == before
 
 

@@ -208,7 +208,7 @@ class Consumer:
         ends_ms = self._store.queries.oldest_lease_ms(partition)
         if ends_ms is None or ends_ms > self._store.now_us() / 1000:
             return
-        back, dead = self._store.reclaim(partition)
+        back, dead, _ = self._store.reclaim(partition)
         for signal, ids, reason in (
             (signals.reclaimed, back, "lease ended"),
             (signals.dead, dead, "poison"),

@@ -1,12 +1,12 @@
 -- cancel: delayed -> cancelled. A running message goes on; a follower of its key is taken back.
 -- Guarantee: exactly one of cancel and claim wins. Works on a full Redis: the first write is a ZREM or HDEL.
--- KEYS: the partition (shared/partition.lua). Shared: finish, windows.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, windows, read.
 --   The eleventh is that of windows: the key of a cancelled message is free again.
 -- ARGV: archive (all, dead or none), detail (JSON), before: '' or an instant in us; what was enqueued later is NOT_FOUND,
 --   because a cancel may arrive late; then ids (500 at most).
--- Returns: one word per id: OK, RUNNING or NOT_FOUND.
+-- Returns: one word per id: OK, RUNNING or NOT_FOUND; fewer when so many bytes are enough for one call.
 local archive, detail, before = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local answers, cancelled, free = {}, 0, {}
+local answers, cancelled, free, bytes = {}, 0, {}, 0
 
 local function meant(record)
   return not before or #record < 8 or struct.unpack('>I8', record) <= before
@@ -15,6 +15,8 @@ end
 for at = 4, #ARGV do
   local id = ARGV[at]
   local record = redis.call('HGET', MESSAGES, id)
+  bytes = bytes + #(record or '')
+  if bytes > MOST and #answers > 0 then break end
   local due = record and redis.call('ZSCORE', lane_of(record), id)
   if not record or (due and not meant(record)) then
     answers[#answers + 1] = 'NOT_FOUND'

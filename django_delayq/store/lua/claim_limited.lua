@@ -17,10 +17,10 @@ look_around(rules, 100)
 -- Claims up to `room` of what is due from `first` to `last`. Returns how many.
 local function claim(first, last, room)
   local count = 0
-  while count < room and tried < 500 and bytes < 1048576 do
+  while count < room and tried < 500 and bytes < MOST do
     local ids, scores, lanes = pick(math.min(room - count, 500 - tried), ageing, first, last)
     if #ids == 0 then break end
-    local going, late, again, records, olds = {{}, {}, {}, {}, {}}, {}, {}, read(ids, 1048576 - bytes)
+    local going, late, again, records, olds = {{}, {}, {}, {}, {}}, {}, {}, read(ids, MOST - bytes)
     for i, record in ipairs(records) do
       local due, rule = tonumber(scores[i]), record and rules[string.sub(record, 20, 23)]
       local is_late, n = NOW - due > (rule and rule.patience or patience or math.huge), #going[1] + 1

@@ -1,9 +1,10 @@
 -- list: changes nothing. One page of a lane, after a cursor.
 -- Guarantee: the cursor is a place in the order (due, id), not a count, so nothing that stays is skipped or seen twice.
 --   Cost is O(log^2 n + page): the place is found by bisection over ranks. What a limit holds back is in its order too.
--- KEYS: the partition (shared/partition.lua).
+-- KEYS: the partition (shared/partition.lua). Shared: read.
 -- ARGV: lane (1 to 3), due in ms and id of the last one seen ('' = from the start), limit (500 at most).
--- Returns: id, ready or delayed, due in ms, record, attempts entry or '' for each.
+-- Returns: 1 when the page is cut short because so many bytes are enough for one call, else 0; then id, ready or delayed,
+--   due in ms, record, attempts entry or '' for each.
 local lane, after_due, after_id, limit = LANES[tonumber(ARGV[1])], ARGV[2], ARGV[3], tonumber(ARGV[4])
 -- Compared as hexadecimal digits: Lua compares strings in the server's locale, Redis sorts ids by their bytes.
 local function hex(id) return (string.gsub(id, '.', function(c) return string.format('%02x', string.byte(c)) end)) end
@@ -27,8 +28,8 @@ local function add(page, base)
   end
 end
 
-if limit == 0 then return {} end
-local page, reply, ids = {}, {}, {}
+if limit == 0 then return {0} end
+local page, reply, ids = {}, {0}, {}
 add(page, 0)
 if redis.call('ZCOUNT', lane, HELD, 2 * HELD) > 0 then
   add(page, HELD)
@@ -36,10 +37,11 @@ if redis.call('ZCOUNT', lane, HELD, 2 * HELD) > 0 then
 end
 for i = 1, math.min(limit, #page) do ids[i] = page[i].id end
 if #ids == 0 then return reply end
-local records, entries = redis.call('HMGET', MESSAGES, unpack(ids)), redis.call('HMGET', ATTEMPTS, unpack(ids))
-for i, id in ipairs(ids) do
+local records, entries = read(ids, MOST)
+if #records < #ids then reply[1] = 1 end
+for i = 1, #records do
   local due = page[i].due
-  put(reply, id, due <= NOW and 'ready' or 'delayed')
+  put(reply, ids[i], due <= NOW and 'ready' or 'delayed')
   put(reply, due, records[i] or '')
   reply[#reply + 1] = entries[i] or ''
 end

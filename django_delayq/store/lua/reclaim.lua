@@ -1,15 +1,16 @@
 -- reclaim: leased and past its deadline -> delayed; after too many crashes -> dead with reason poison.
 -- Guarantee: a message whose holder vanished runs again; one that kills its holders stops. The token is wiped, so a
 --   holder that wakes up again is refused. A first crash costs no wait, each further one `backoff` more.
--- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, history, limits.
+-- KEYS: the partition (shared/partition.lua). Shared: finish, wake, lanes, followers, history, limits, read.
 -- ARGV: limit (500 at most), poison limit, backoff in ms, archive (all, dead or none).
--- Returns: {id sent back, ...}, {id dead, ...}.
+-- Returns: {id sent back, ...}, {id dead, ...}, 1 when there may be more, else 0.
 local limit, poison, backoff, archive = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local ids = redis.call('ZRANGEBYSCORE', LEASED, '-inf', NOW, 'LIMIT', 0, limit)
 local back, dead, moves = {}, {}, {}
-if #ids == 0 then return {back, dead} end
-local entries = redis.call('HMGET', ATTEMPTS, unpack(ids))
-local records = redis.call('HMGET', MESSAGES, unpack(ids))
+if #ids == 0 then return {back, dead, 0} end
+local records, entries = read(ids, MOST)
+local more = (#ids == limit or #records < #ids) and 1 or 0
+ids = {unpack(ids, 1, #records)}
 redis.call('ZREM', LEASED, unpack(ids))
 
 local again = {}
@@ -38,4 +39,4 @@ make_room(ids, ids, records, moves)
 park(moves)
 if #dead > 0 then redis.call('HINCRBY', META, 'dead', #dead) end
 redis.call('HINCRBY', META, 'reclaimed', #back)
-return {back, dead}
+return {back, dead, more}

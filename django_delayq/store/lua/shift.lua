@@ -2,14 +2,16 @@
 --   due time moves with it.
 -- Guarantee: exactly one of shift and claim wins; attempts and arguments stay. Twice is once: the due time has to be the one
 --   that was read, or already the one to be.
--- KEYS: the partition (shared/partition.lua). Shared: expiry, wake, lanes.
+-- KEYS: the partition (shared/partition.lua). Shared: expiry, wake, lanes, read.
 -- ARGV: id, stamp, due time in ms as it was read, due time in ms to be, for each (500 at most).
 -- Returns: one word per id: OK, RUNNING, NOT_FOUND (also when another life has this id), CHANGED, or SAME: it
---   has the due time to be, by an earlier call or by somebody else.
-local answers, moves = {}, {}
+--   has the due time to be, by an earlier call or by somebody else. Fewer when so many bytes are enough for one call.
+local answers, moves, bytes = {}, {}, 0
 for at = 1, #ARGV, 4 do
   local id, stamp, due, to = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local record = redis.call('HGET', MESSAGES, id)
+  bytes = bytes + #(record or '')
+  if bytes > MOST and #answers > 0 then break end
   local score = record and redis.call('ZSCORE', lane_of(record), id)
   local word = 'OK'
   if not record or string.sub(record, 1, 8) ~= stamp then
