@@ -1,5 +1,5 @@
 """Keeps messages and changes until a transaction commits. Then it makes the changes, and sends the
-messages in one batch.
+messages in batches.
 
 Each call adds a step to Django's hooks of the commit. Django drops the steps of a savepoint that is
 rolled back; the steps that are left make the plan.

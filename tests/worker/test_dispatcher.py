@@ -15,12 +15,12 @@ import pytest
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
 from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import DelayQError
-from django_delayq.store.keys import Partition, leased_key
+from django_delayq.store.keys import FLEET_HINT, Partition, leased_key
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
-from django_delayq.worker.fleet import Fleet
+from django_delayq.worker.fleet import FULL, GONE, STEP_IN, Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import crowd, noop, record, remind
 from tests.faults import lost_answers, scripts_run
@@ -32,6 +32,9 @@ DEFAULT = Partition("default", 0)
 
 class Takes:
     """A pool or an event loop that runs nothing."""
+
+    slots = (mock.Mock(lease=None),)
+    running = ()
 
     def __init__(self, size: int = 100) -> None:
         self.size = size
@@ -653,3 +656,148 @@ def test_suspect_that_a_quiet_worker_holds_runs(
     dispatcher.set_quiet(True)
     dispatcher.run_once()
     assert len(pool.fed) == 1
+
+
+# Among other workers
+
+
+@pytest.fixture
+def others(dispatcher: Dispatcher, shared: Shared) -> Fleet:
+    """Three other workers are there; what this one says goes nowhere."""
+    fleet = dispatcher._turns._fleet
+    for name in ("a", "b", "c"):
+        fleet.hear(name, 0)
+    fleet.learn({name: {"topics": shared.topics, "at_ms": 0} for name in ("a", "b", "c")}, 0)
+    dispatcher.run_once()
+    return fleet
+
+
+def place(fleet: Fleet, rank: int, *, topic: str = "default") -> None:
+    """As if so many workers came before this one everywhere."""
+    fleet._ranks = dict.fromkeys((Partition(topic, 0), Partition("crowd", 0)), rank)
+
+
+def pass_time(dispatcher: Dispatcher, seconds: float) -> None:
+    dispatcher.sleeper.wait(0)  # whatever has woken it before
+    dispatcher.sleeper.wait(seconds + 0.02)
+
+
+def test_home_claims_at_the_due_time(dispatcher: Dispatcher, pool: Takes, others: Fleet) -> None:
+    place(others, 0)
+    settle_down(dispatcher)
+    due(1)
+    dispatcher.hint(DEFAULT, 0)
+    dispatcher.run_once()
+    assert len(pool.fed) == 1
+
+
+def test_second_looks_later_and_claims_only_what_is_late(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore, shared: Shared
+) -> None:
+    place(others, 1)
+    settle_down(dispatcher)
+    record.enqueue(1)
+    now_ms = shared.clock.now_ms()
+    before = scripts_run(delayq)
+    dispatcher.hint(DEFAULT, now_ms)
+    pause = dispatcher.run_once()
+    assert (pool.fed, scripts_run(delayq)) == ([], before)
+    assert pause == pytest.approx(STEP_IN, abs=0.1)
+    pass_time(dispatcher, STEP_IN)
+    dispatcher.run_once()
+    assert len(pool.fed) == 1
+    assert others.rank(DEFAULT) == 0  # who came before it is absent now
+
+
+def test_second_finds_that_the_home_has_claimed(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore
+) -> None:
+    place(others, 1)
+    settle_down(dispatcher)
+    due(1)
+    dispatcher.hint(DEFAULT, 0)
+    dispatcher.run_once()
+    assert len(delayq.claim(DEFAULT, 1).leases) == 1  # the home
+    dispatcher.agenda.visits[DEFAULT].may_be_leased = False
+    before = scripts_run(delayq)
+    pass_time(dispatcher, STEP_IN)
+    dispatcher.run_once()
+    assert (pool.fed, scripts_run(delayq), others.size) == ([], before, 4)
+    assert dispatcher.agenda.visits[DEFAULT].may_be_leased  # the home may die
+
+
+def test_hints_for_others_wake_nobody(dispatcher: Dispatcher, others: Fleet) -> None:
+    place(others, 3)
+    others.is_drawn = lambda number: False  # type: ignore[method-assign]
+    settle_down(dispatcher)
+    dispatcher.sleeper.wait(0)
+    dispatcher.hint(DEFAULT, 0)
+    assert dispatcher.sleeper._lock.locked()
+    assert not dispatcher._turns.has_hints
+
+
+def test_full_home_passes_on_what_is_due(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, shared: Shared
+) -> None:
+    place(others, 0)
+    settle_down(dispatcher)
+    pool.size = 0
+    due(1)
+    said: list[str] = []
+    with mock.patch.object(shared.store.workers, "hint", said.append):
+        dispatcher.hint(DEFAULT, 0)
+        dispatcher.run_once()
+    assert f"{FLEET_HINT}{shared.name}:{FULL}:0" in said
+    assert f"{DEFAULT}:0" in said
+
+
+def test_backlog_is_for_everybody_who_knows_of_it(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet
+) -> None:
+    place(others, 0)
+    settle_down(dispatcher)
+    pool.size = 3
+    due(10)
+    dispatcher.hint(DEFAULT, 0)
+    dispatcher.run_once()
+    place(others, 2)
+    pool.size = 100
+    settle_down(dispatcher)
+    assert len(pool.fed) == 10
+
+
+def test_partitions_of_a_worker_that_leaves_are_looked_at(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet
+) -> None:
+    place(others, 2)
+    dispatcher._turns._fleet_changes = -1
+    settle_down(dispatcher)
+    due(1)  # no hint
+    others.hear("a", GONE)
+    others.hear("b", GONE)
+    others.hear("c", GONE)
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+
+
+def test_quiet_worker_leaves_the_fleet(
+    dispatcher: Dispatcher, others: Fleet, shared: Shared
+) -> None:
+    said: list[str] = []
+    with mock.patch.object(shared.store.workers, "hint", said.append):
+        dispatcher.set_quiet(True)
+        dispatcher.run_once()
+        dispatcher.set_quiet(False)
+        dispatcher.run_once()
+    mine = [text for text in said if text.startswith(f"{FLEET_HINT}{shared.name}:")]
+    assert mine == [f"{FLEET_HINT}{shared.name}:{GONE}:0", f"{FLEET_HINT}{shared.name}:0:0"]
+
+
+def test_partition_that_a_hint_tells_of_is_served_at_once(
+    dispatcher: Dispatcher, shared: Shared
+) -> None:
+    settle_down(dispatcher)
+    shared.store.topics.register("default", 2)
+    dispatcher.hint(Partition("default", 1), 0)
+    dispatcher.run_once()
+    assert Partition("default", 1) in dispatcher.agenda.visits
