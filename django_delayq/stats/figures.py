@@ -15,10 +15,10 @@ from django.utils import timezone
 from ..core.conf import get_settings
 from ..core.times import now_ms
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus, UnarchivableEntry
+from ..store.beats import is_alive
 from ..store.queries import COUNTERS, PartitionStats, lag_of
 from ..store.store import RedisStore
 from ..store.topic_state import pause_of
-from ..store.workers import is_alive
 from ..tasks import registry
 from .overview_sql import DEAD_CAP, OUTBOX_CAP, count_open_dead_letters
 

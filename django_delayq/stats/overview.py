@@ -24,11 +24,11 @@ from ..core.exceptions import StoreError
 from ..core.message import Final
 from ..core.times import from_ms, in_words
 from ..store import get_store
+from ..store.beats import is_alive
 from ..store.keys import Partition
 from ..store.queries import Snapshot
 from ..store.store import RedisStore
 from ..store.topic_state import Pause, TopicStats, stats_of_topic
-from ..store.workers import is_alive
 from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank

@@ -13,10 +13,10 @@ from django.db import Error
 from ..core.service import Service
 from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
+from ..store.beats import is_alive
 from ..store.queries import PartitionStats
 from ..store.store import RedisStore
 from ..store.topic_state import TopicStats, stats_of_topic
-from ..store.workers import is_alive
 from ..tasks import registry
 
 logger = logging.getLogger("delayq.worker")

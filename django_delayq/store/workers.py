@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from . import keys
@@ -15,13 +14,6 @@ SAMPLES = 1_440
 #: How long we keep the note that a worker is quiet. The worker has ended by then, and no other gets
 #: its name.
 QUIET_KEPT_MS = 86_400_000
-#: Seconds between two heartbeats of a worker, unless its heartbeat says otherwise.
-BEAT_S = 10.0
-
-
-def is_alive(beat: Mapping[str, Any], now_ms: float, beats: float = 2.5) -> bool:
-    """Whether a worker lives by its heartbeat: it has not missed so many."""
-    return bool(now_ms - beat["at_ms"] <= 1000 * beats * beat.get("every", BEAT_S))
 
 
 class Workers:

@@ -17,8 +17,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from ..store.beats import is_alive
 from ..store.keys import Partition
-from ..store.workers import is_alive
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")

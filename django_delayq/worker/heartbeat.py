@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.service import Service
-from ..store.workers import BEAT_S
+from ..store.beats import BEAT_S
 from .fleet import Fleet
 from .shared import Shared
 

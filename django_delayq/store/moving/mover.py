@@ -19,10 +19,10 @@ from urllib.parse import unquote, urlsplit
 from ...core.conf import Settings
 from ...core.exceptions import DelayQError, MoveRefused, MoveUndone, StoreError
 from .. import keys
+from ..beats import is_alive
 from ..connection import RedisPy, close_client, mask, open_client
 from ..keys import Partition
 from ..redis_errors import ERRORS, translate
-from ..workers import is_alive
 from .follow import asking, clock_ms, next_settings
 from .freeze import Move, decide, freeze, move_in, set_move, thaw
 

@@ -19,10 +19,10 @@ from ...core.present import on_one_line
 from ...core.service import Sleeper
 from ...core.times import in_words, now_ms
 from ...core.version import PACKAGE_VERSION
+from ...store.beats import is_alive
 from ...store.inspection import ServerReport, inspect_server
 from ...store.store import RedisStore
 from ...store.topic_state import stats_of_topic
-from ...store.workers import is_alive
 from ...tasks import registry
 
 Say = Callable[[str], None]
