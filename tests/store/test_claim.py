@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from django_delayq.core.message import HEADER_END, Priority
 from django_delayq.store import keys
-from django_delayq.store.client import BATCH
+from django_delayq.store.client import BATCH, BATCH_BYTES
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.servers import Server
@@ -262,12 +262,12 @@ def test_a_backlog_of_twenty_thousand_drains_in_order(store: RedisStore) -> None
     assert (stats.waiting, stats.leased, stats.meta["acked"]) == (0, 0, "20000")
 
 
-def test_no_more_than_a_mebibyte_leaves_at_once(store: RedisStore) -> None:
-    ids = sorted(enqueue(store, body=b"x" * 300_000) for _ in range(8))
+def test_no_more_than_the_bound_leaves_at_once(store: RedisStore) -> None:
+    ids = sorted(enqueue(store, body=b"x" * 150_000) for _ in range(8))
     assert [claimed_ids(store) for _ in range(3)] == [ids[:3], ids[3:6], ids[6:]]
 
 
-def test_a_message_larger_than_a_mebibyte_leaves_alone(store: RedisStore) -> None:
+def test_a_message_larger_than_the_bound_leaves_alone(store: RedisStore) -> None:
     ids = sorted(enqueue(store, body=b"x" * 1_100_000) for _ in range(2))
     assert [claimed_ids(store) for _ in range(2)] == [ids[:1], ids[1:]]
 
@@ -451,7 +451,7 @@ def test_bodies_that_are_not_handed_out_are_not_read_either(
             if name in stat
         )
 
-    def quickest(count: int = 1024 * 1024 // 65_027) -> int:
+    def quickest(count: int = BATCH_BYTES // 65_027) -> int:
         times = []
         for _ in range(5):
             before = spent_us()
@@ -470,12 +470,13 @@ def test_bodies_that_are_not_handed_out_are_not_read_either(
     send(
         store, *(outgoing(when="5") for _ in range(4))
     )  # what comes first says little of what follows
-    assert quickest(4 + 1024 * 1024 // 65_027) < 4 * few
+    assert quickest(4 + BATCH_BYTES // 65_027) < 4 * few
 
 
 def test_what_fills_a_claim_exactly_leaves_whole(store: RedisStore) -> None:
     ids = sorted(
-        enqueue(store, body=b'["%s"]' % (b"x" * (256 * 1024 - HEADER_END - 4))) for _ in range(5)
+        enqueue(store, body=b'["%s"]' % (b"x" * (BATCH_BYTES // 4 - HEADER_END - 4)))
+        for _ in range(5)
     )
     assert claimed_ids(store) == ids[:4]
 
@@ -485,7 +486,7 @@ def test_what_is_remembered_of_the_runs_counts_too(store: RedisStore) -> None:
     ids = enqueue_many(store, 300)
     for message_id in ids:
         store.client.command("HSET", key(store, "attempts"), message_id, bytes(38) + b"x" * 8_000)
-    assert len(store.claim(PARTITION, 500).leases) == 1024 * 1024 // (
+    assert len(store.claim(PARTITION, 500).leases) == BATCH_BYTES // (
         8_038 + len(dump(store)["messages"][ids[-1]])
     )
 

@@ -135,7 +135,8 @@ def test_large_bodies_are_read_in_one_batch_at_a_time(
     store: RedisStore, stream: FinishedStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = end_many(store, BATCH + 1)
-    monkeypatch.setattr(module, "BATCH_BYTES", BATCH)
+    monkeypatch.setattr(module, "TOGETHER_BYTES", BATCH)
+    stream._batch = BATCH
     assert ids(stream.read(2)) == ended[:BATCH]
 
 

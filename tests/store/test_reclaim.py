@@ -36,7 +36,8 @@ from tests.store.factories import (
 def crash(store: RedisStore) -> tuple[list[bytes], list[bytes]]:
     """All holders vanish."""
     end_leases(store)
-    return store.reclaim(PARTITION)
+    back, dead, _ = store.reclaim(PARTITION)
+    return back, dead
 
 
 def test_a_message_whose_holder_vanished_runs_again_at_once(store: RedisStore) -> None:
@@ -71,7 +72,7 @@ def test_a_lease_of_a_millisecond_is_over_after_it(store: RedisStore) -> None:
     lease = claim(store, ttr_ms=1)
     while not (answer := store.reclaim(PARTITION))[0]:
         assert store.clock_ms() < lease.attempts.first_claimed_at_ms + 1000
-    assert answer == ([lease.id], [])
+    assert answer[:2] == ([lease.id], [])
 
 
 def test_a_message_returns_to_its_lane(store: RedisStore) -> None:

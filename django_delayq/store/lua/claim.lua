@@ -1,5 +1,5 @@
 -- claim: delayed and due -> leased; delayed and past expires_at -> expired; without a record -> dead.
--- Guarantee: a message is in one lease at a time, and never before its due time. What leaves at once is bounded by bytes, too.
+-- Guarantee: a message is in one lease at a time, and never before its due time. Bounded by bytes, too.
 --   A pause that has an end is over at that millisecond, and next due is the end while it lasts.
 -- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due, read, grant.
 -- ARGV: limit (500 at most), token (16 bytes, new for each claim), ageing in ms per lane, archive (all, dead or none),
