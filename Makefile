@@ -85,7 +85,7 @@ matrix: $(VENV)/dev.stamp ## Run tests on each Python, Django, Redis, Valkey and
 
 screenshots: $(VENV)/dev.stamp ## Take the pictures of the docs anew (docs/images)
 	@.ci/system-packages redis-server $(CHROMIUM_PACKAGE)
-	DELAYQ_SCREENSHOTS=docs/images CI=true $(PYTEST) tests/admin/test_story.py -k busy
+	DELAYQ_SCREENSHOTS=docs/images CI=true $(PYTEST) tests/admin/test_story.py tests/admin/test_incidents.py -k "busy or incidents"
 
 lint: $(VENV)/dev.stamp ## Check style, types and layers
 	$(BIN)/ruff check

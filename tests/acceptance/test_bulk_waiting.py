@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,9 +18,10 @@ from django.db import connection
 
 from django_delayq.models import BulkMessage, BulkOperation
 from django_delayq.operators.waiting_orders import WaitingChange, start_waiting
-from django_delayq.operators.waiting_selection import WaitingSelection
+from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
 from django_delayq.store.keys import partition_keys
 from django_delayq.store.store import RedisStore
+from django_delayq.tasks.argument_edit import ArgumentEdit
 from tests.acceptance.harness import Figure
 from tests.acceptance.process import ROOT, WorkerProcess
 from tests.app.tasks import record
@@ -31,6 +33,11 @@ from tests.servers import Server, wait_until
 pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
 
 CAMPAIGN, OTHERS = 12_000, 8_000
+WHOLE = WaitingSelection(topic="default")
+#: An edit that gives another message if it is made twice.
+TWICE_IS_ANOTHER = ArgumentEdit(
+    task="tests.app.tasks.record", argument="value", how="replace", pairs=(("a", "aa"),)
+)
 
 
 @pytest.fixture
@@ -76,7 +83,7 @@ def lane(store: RedisStore) -> str:
 def fill(store: RedisStore) -> tuple[dict[bytes, float], set[bytes]]:
     """A wrong campaign among other messages: due times of all, and the ids of the campaign."""
     wrong = record.enqueue_many(
-        [record.using(key=f"campaign:{n}", delay=DAY).prepare(n) for n in range(CAMPAIGN)]
+        [record.using(key=f"campaign:{n}", delay=DAY).prepare(f"a{n}") for n in range(CAMPAIGN)]
     )
     record.enqueue_many([record.using(delay=DAY).prepare(n) for n in range(OTHERS)])
     before = dues(store)
@@ -92,7 +99,11 @@ def in_the_middle(operation: BulkOperation) -> bool:
 def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind: str) -> None:
     """Exactly those are changed, each once."""
     after = dues(store)
-    if kind == "cancel":
+    if kind == "edit":
+        assert after == before
+        values = Counter(message.args[0] for message in waiting_messages(WHOLE))
+        assert values == Counter(f"aa{n}" for n in range(CAMPAIGN)) + Counter(range(OTHERS))
+    elif kind == "cancel":
         assert after == {name: due for name, due in before.items() if name not in meant}
     else:
         by = 3_600_000
@@ -100,12 +111,13 @@ def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [pytest.param("cancel", marks=pytest.mark.long), "shift"])
+@pytest.mark.parametrize("kind", ["cancel", "shift", "edit"])
 def test_after_kill_9_of_the_worker_exactly_the_campaign_is_changed_once(
     kind: str, delayq: RedisStore, start_worker: Callable[[], WorkerProcess], figure: Figure
 ) -> None:
     before, meant = fill(delayq)
-    change = WaitingChange(kind=kind, by=timedelta(hours=kind == "shift"))
+    edit = TWICE_IS_ANOTHER if kind == "edit" else None
+    change = WaitingChange(kind=kind, by=timedelta(hours=kind == "shift"), edit=edit)
     selection = WaitingSelection(topic="default", key_prefix="campaign:")
     victim = start_worker()
     operation = start_waiting(OPERATOR, change, selection, reason="wrong campaign")

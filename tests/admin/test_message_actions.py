@@ -140,6 +140,23 @@ def test_reschedule_moves_it_to_an_instant_of_the_projects_time_zone(
     assert message and message.due_at == datetime(2030, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 
 
+def test_a_button_has_a_time_of_its_own(operator: Client, waiting: Handle) -> None:
+    data = {"quick": "900", "delay": "", "delay_unit": "60", "at": "", **WHY}
+    assert operator.post(path(waiting, "message_reschedule"), data).status_code == 302
+    message = waiting.get()
+    due_in = message.due_at - datetime.now(tz=timezone.utc) if message else timedelta()
+    assert abs(due_in - timedelta(minutes=15)) < timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("name", ["message_run_now", "message_reschedule"])
+def test_an_action_wants_a_reason(operator: Client, waiting: Handle, name: str) -> None:
+    before = waiting.get()
+    data = {"delay": "900", "delay_unit": "1", "reason": " "}
+    html = operator.post(path(waiting, name), data, follow=True).content.decode()
+    assert "Write a reason for those who look at it later" in html
+    assert waiting.get() == before and not OperatorAction.objects.exists()
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
@@ -305,6 +322,7 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
     page.get_by_text("Reschedule", exact=True).first.click()
     page.get_by_label("Delay from now").fill("2")
     page.get_by_label("Unit").select_option("hours")
+    page.locator("#delayq-reschedule-reason").fill("the bank is slow")
     page.get_by_role("button", name="Reschedule").click()
     assert (
         "The message is due in 2 h" in page.content()
@@ -313,12 +331,13 @@ def test_a_message_is_moved_edited_and_cancelled_in_a_browser(
 
     page.get_by_text("Edit arguments", exact=True).click()
     page.get_by_label("order_id").fill("7")
+    page.locator("#delayq-edit-reason").fill("a typo")
     page.get_by_role("button", name="Save arguments").click()
     message = handle.get()
     assert message and (list(message.args), dict(message.kwargs)) == ([7], {"reason": text})
 
     page.get_by_text("Cancel", exact=True).click()
-    page.get_by_label("Reason", exact=True).fill("paid twice")
+    page.locator("#id_reason").fill("paid twice")
     page.get_by_role("button", name="Cancel this message").click()
     assert f"Message {handle.id} is cancelled" in page.content()
     assert handle.get() is None

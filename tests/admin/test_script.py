@@ -211,7 +211,7 @@ def test_keys_lead_everywhere_but_not_while_somebody_types(
     page.keyboard.press("Escape")
     expect(page.get_by_role("heading", name="Keys")).to_be_hidden()
     page.keyboard.press("/")
-    find = page.get_by_label("Find a message by its id or key")
+    find = page.get_by_label("Find messages by id, key or argument")
     expect(find).to_be_focused()
     page.keyboard.type("r?gd")
     expect(find).to_have_value("r?gd")

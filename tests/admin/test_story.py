@@ -267,7 +267,7 @@ def test_a_wrong_campaign_is_cancelled_by_a_filter(
     page.get_by_role("button", name="Dry run").click()
     until(page, "600 of 600 (100 %)")
     picture(page, "waiting-dry-run")
-    page.get_by_role("link", name="Now for real").click()
+    page.get_by_role("link", name="Run it for real").click()
     page.locator("#id_reason").fill("The price was wrong")
     page.get_by_role("button", name="Run it for real").click()
     until(page, "600 of 600 (100 %)")
