@@ -78,7 +78,11 @@ def test_every_page_is_sound(
     tab = browser_page(as_user(superuser=True), width=width, dark=dark)
     unsound = {}
     addresses = {page.name: address(page.name, **world.fill(page)) for page in shown_pages()}
-    addresses["waiting, with its form"] = f"{address('waiting')}?topic=orders"
+    addresses["waiting, with its form"] = f"{address('waiting')}?task=tests.app.tasks.close_order"
+    addresses["find, with offers"] = f"{address('find')}?q=1042"
+    addresses["find, by an argument"] = f"{address('find')}?q=args.*:1042"
+    addresses["bulk_new, with an edit"] = f"{address('bulk_new')}?kind=replay&id={world.dead}"
+    addresses["bulk_new, a purge"] = f"{address('bulk_new')}?kind=purge&topic=orders"
     for name, where in addresses.items():
         answer = tab.goto(where)
         assert answer.status == 200, name

@@ -1,23 +1,24 @@
-// The archive's list: one box that selects every message of the page.
+// Lists with boxes: one in the head that ticks every message of the page. A list may be replaced while it is shown.
 "use strict";
 
 (() => {
-  const all = document.querySelector("[data-delayq-all]");
-  const boxes = all ? [...all.form.querySelectorAll("input[name=id]")] : [];
-  if (!boxes.length) return;
+  const boxesOf = (all) => [...all.closest("table").querySelectorAll("tbody input[type=checkbox]")];
 
-  const tell = () => {
+  const tell = (all) => {
+    const boxes = boxesOf(all);
     const ticked = boxes.filter((box) => box.checked).length;
-    all.checked = ticked === boxes.length;
+    all.checked = ticked > 0 && ticked === boxes.length;
     all.indeterminate = ticked > 0 && !all.checked;
   };
 
-  all.addEventListener("change", () => {
-    for (const box of boxes) box.checked = all.checked;
-    tell();
+  const headOf = (box) => box.closest("table")?.querySelector("[data-delayq-all]");
+
+  document.addEventListener("change", ({ target }) => {
+    if (!(target instanceof HTMLInputElement) || target.type !== "checkbox") return;
+    if (target.matches("[data-delayq-all]")) for (const box of boxesOf(target)) box.checked = target.checked;
+    const head = headOf(target);
+    if (head) tell(head);
   });
-  for (const box of boxes) box.addEventListener("change", tell);
-  addEventListener("pageshow", tell); // the browser's way back keeps what was ticked
-  tell();
-  all.hidden = false;
+  // The browser's way back keeps what was ticked.
+  addEventListener("pageshow", () => document.querySelectorAll("[data-delayq-all]").forEach(tell));
 })();
