@@ -163,6 +163,18 @@ def test_running_messages(root: Client, pay: Any, hands: Hands) -> None:
         assert lease.id.hex() in delayq_command("list", "orders", "--running", *more)
 
 
+def test_bulk_orders_and_what_they_would_change(root: Client, waiting: Handle) -> None:
+    filters = ("orders", "--task", "pay", "--dry-run")
+    for words in (
+        ("cancel", *filters),
+        ("reschedule", *filters, "--later", "1h"),
+        ("move", *filters, "--to", "modes"),
+    ):
+        assert waiting.id in delayq_command(*words)
+    page(root, "waiting", {"topic": "orders", "task": "pay"})
+    page(root, "bulk_list")
+
+
 @pytest.fixture
 def letter(pay: Any, hands: Hands) -> Handle:
     """A dead letter, after two failed attempts."""
@@ -193,6 +205,19 @@ def test_pages_of_a_dead_letter(root: Client, letter: Handle, way: str) -> None:
     page(root, "archive")
     page(root, "archive_csv")
     page(root, "find", {"q": letter.id})
+
+
+def test_figures_and_what_needs_attention(
+    root: Client, letter: Handle, pay: Any, hands: Hands
+) -> None:
+    pay.enqueue(*ARGUMENTS)
+    assert hands.claim(ORDERS)
+    for name in ("changelist", "dead_letters", "running", "workers", "statistics"):
+        page(root, name)
+    page(root, "topic", topic="orders")
+    for words in (("top", "--once"), ("top", "--once", "--json"), ("stats",), ("stats", "--json")):
+        assert "orders" in delayq_command(*words)
+    assert "nothing was changed" in delayq_command("replay", "--task", "pay", "--dry-run")
 
 
 def test_commands_and_the_api_show_a_dead_letter(caller: Any, letter: Handle) -> None:
