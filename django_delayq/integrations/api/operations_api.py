@@ -103,8 +103,11 @@ def _database_failed(request: HttpRequest, error: Error) -> HttpResponse:
 
 @api.exception_handler(ValidationError)
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    # ninja names the body, and then the parameter of the view that gets it.
+    places = (".".join(map(str, each["loc"])).replace("body.body", "body") for each in error.errors)
     errors = [
-        {"at": ".".join(map(str, each["loc"])), "problem": each["msg"]} for each in error.errors
+        {"at": place, "problem": each["msg"]}
+        for place, each in zip(places, error.errors, strict=True)
     ]
     words = "; ".join(f"{each['at']}: {each['problem']}" for each in errors[:3])
     return Problem(422, "invalid", words, errors=errors[:100]).response()

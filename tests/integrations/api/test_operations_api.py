@@ -90,6 +90,13 @@ def test_a_body_that_does_not_fit_is_refused(caller: Caller, body: bytes, status
     assert (answer.status_code, answer["Content-Type"]) == (status, PROBLEM)
 
 
+def test_a_refusal_names_the_field(caller: Caller) -> None:
+    answer = caller.post("/leases/ack", delay=1)
+    at = [each["at"] for each in answer.json()["errors"]]
+    assert sorted(at) == ["body.delay", "body.lease"]
+    assert answer.json()["detail"].startswith("body.")
+
+
 @pytest.mark.parametrize(
     "name", ["..", "%2e%2e", ".", "a%7Bb%7D", "%2A", "a%0D%0AFLUSHALL", "a" * 65]
 )
