@@ -10,7 +10,7 @@ from django.forms.models import model_to_dict
 from django.test.utils import CaptureQueriesContext
 from msgspec import structs
 
-from django_delayq.archive import copying
+from django_delayq.archive import archive_rows, copying
 from django_delayq.archive.archive_rows import forms_of, insert, row_of
 from django_delayq.archive.archiver import store_entries
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
@@ -113,3 +113,21 @@ def test_a_result_that_speaks_of_archiving_is_archived(hands: Hands) -> None:
     detail = b'{"worker":"w","result":{"archived":true}}'
     store_entries([structs.replace(entry, detail=detail)])
     assert len(rows()) == 1
+
+
+def test_statements_of_bounded_size_have_all_rows(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_rows, "PACKET", 2_000)
+    entries = finish(hands, MANY)
+    odd = "100% of \\ 'a' \"b\" %s %(x)s"
+    values = [
+        (*row_of(entry, forms_of(connection))[:7], odd, *row_of(entry, forms_of(connection))[8:])
+        for entry in entries
+    ]
+    with CaptureQueriesContext(connection) as queries:
+        insert(values, connection)
+    assert {row.reason for row in rows()} == {odd}
+    assert sorted(row.body for row in rows()) == sorted(value[8] for value in values)
+    if connection.vendor == "mysql":
+        assert len([query for query in queries if "INSERT" in query["sql"]]) > 5

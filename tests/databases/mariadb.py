@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,8 @@ class MariaDB(Server):
 
     @property
     def entry(self) -> dict[str, Any]:
-        # With TLS the driver would read all certificates of the machine for each connection.
-        return super().entry | {"OPTIONS": {"ssl_disabled": True}}
+        # With TLS PyMySQL would read all certificates of the machine for each connection.
+        return super().entry | {"OPTIONS": {} if has_mysqlclient() else {"ssl_disabled": True}}
 
     def start(self) -> None:
         install_driver()
@@ -114,9 +116,17 @@ class MySQL(MariaDB):
         ]
 
 
+def has_mysqlclient() -> bool:
+    """Whether the driver in C is installed. The tests do not ask for it: it has to be compiled."""
+    there = sys.modules.get("MySQLdb")
+    return there.__name__ == "MySQLdb" if there else find_spec("MySQLdb") is not None
+
+
 def install_driver() -> None:
-    """PyMySQL in place of MySQLdb, which has to be compiled. Django takes its version for one that
-    it knows."""
+    """PyMySQL in place of MySQLdb, where that is missing. Django takes its version for one that it
+    knows."""
+    if "MySQLdb" in sys.modules or has_mysqlclient():
+        return
     import pymysql  # not above: other databases go without it
 
     pymysql.install_as_MySQLdb()
