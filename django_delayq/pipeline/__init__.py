@@ -8,6 +8,6 @@ stand on lake/, which stands on sources/ and sinks/.
 from __future__ import annotations
 
 __all__ = [
-    "audit", "bulk_load", "export", "forecast", "job_errors", "jobs", "lake", "params",
+    "audit", "bulk_load", "export", "forecast", "job_errors", "jobs", "lake", "lineage", "params",
     "params_from_django", "rendering", "schemas", "session", "sinks", "sources", "stats",
 ]  # fmt: skip

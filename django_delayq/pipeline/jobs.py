@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from . import lineage
 from . import params as parameters
 from .job_errors import Refused, cause
 from .params import SECRET_NAME, Params, Report, Tell, ignore
@@ -101,6 +102,12 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
     check_params(name, params)  # before Java takes its seconds
+    with lineage.recorded(name, params, tell) as recorded:
+        recorded.report = _run_in_session(name, params, start, tell)
+    return recorded.report
+
+
+def _run_in_session(name: str, params: Params, start: Start, tell: Tell) -> Report:
     active = spark = None
     try:
         if not JOBS[name].spark:

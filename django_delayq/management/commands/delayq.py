@@ -26,7 +26,8 @@ class Command(BaseCommand):
             verb: path.read_text(encoding="utf-8").partition("\n")[0].strip('"')
             for verb, path in _files().items()
         }
-        lines = [f"  {verb:<14}{head}" for verb, head in heads.items()]
+        width = max(map(len, heads)) + 2
+        lines = [f"  {verb:<{width}}{head}" for verb, head in heads.items()]
         epilog = "\n".join(["verbs:", *lines, "", "delayq VERB --help says more."])
         return super().create_parser(
             prog_name, subcommand, formatter_class=HelpFormatter, epilog=epilog, **kwargs
