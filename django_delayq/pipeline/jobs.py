@@ -102,9 +102,9 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
     check_params(name, params)  # before Java takes its seconds
-    with lineage.recorded(name, params, tell) as recorded:
-        recorded.report = _run_in_session(name, params, start, tell)
-    return recorded.report
+    with lineage.lineage_of(name, params, tell) as run_of_job:
+        run_of_job.report = _run_in_session(name, params, start, tell)
+    return run_of_job.report
 
 
 def _run_in_session(name: str, params: Params, start: Start, tell: Tell) -> Report:

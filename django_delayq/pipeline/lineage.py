@@ -37,7 +37,7 @@ class JobRun:
 
 
 @contextmanager
-def recorded(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
+def lineage_of(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
     """Tell the beginning and the end of a job that runs within."""
     run = JobRun()
     if not _is_configured():
@@ -47,7 +47,8 @@ def recorded(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
         events = _Events(name, params, tell)
     except ImportError:
         tell(
-            "OpenLineage is configured, and not installed: pip install 'django-delayq[openlineage]'."
+            "OpenLineage is configured, but its client is not installed: "
+            "pip install 'django-delayq[openlineage]'."
         )
         yield run
         return

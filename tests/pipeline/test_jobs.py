@@ -16,6 +16,7 @@ LOAD = {"job": "j", "task": TASK, "source": "s", "format": "csv", "key": "id"}
 LEAST: dict[str, dict[str, Any]] = {
     "export": {"lake": "l"},
     "stats": {"lake": "l"},
+    "check": {"job": {"dead": 0.01}},
     "forecast": {},
     "audit": {},
     "schedule": {"job": LOAD},

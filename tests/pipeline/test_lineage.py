@@ -82,7 +82,7 @@ def test_where_it_is_not_configured_nothing_is_imported() -> None:
         "import sys; from django_delayq.pipeline import lineage; "
         "from django_delayq.pipeline.params import Database, Params; "
         "params = Params(database=Database(engine='x', name='', table=''))\n"
-        "with lineage.recorded('export', params, print): pass\n"
+        "with lineage.lineage_of('export', params, print): pass\n"
         "print([name for name in sys.modules if name.startswith('openlineage')])"
     )
     done = subprocess.run(
