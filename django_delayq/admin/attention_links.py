@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -34,9 +35,15 @@ class ShownConcern:
     """What its link says."""
 
 
-def shown_attention(request: HttpRequest, topic: str = "") -> list[ShownConcern]:
-    """What the user may know of all topics, or of one."""
-    found = concerns.attention(permitted_topics(request.user))
+def found_attention(request: HttpRequest) -> Sequence[Concern]:
+    """What the user may know of all topics."""
+    return concerns.attention(permitted_topics(request.user))
+
+
+def shown_attention(
+    request: HttpRequest, found: Sequence[Concern], topic: str = ""
+) -> list[ShownConcern]:
+    """The lines of what was found, about all topics or about one."""
     if topic:
         found = concerns.concerns_of(topic, found)
     return [_shown(request, concern, topic) for concern in found]
@@ -63,7 +70,7 @@ def _help(request: HttpRequest, concern: Concern, topic: str) -> tuple[str, str]
         return address, _("Dead letters")
     if concern.kind == "saturated":
         # Not of this topic alone: another one may have taken all threads.
-        return url(request, "running"), _("What runs")
+        return url(request, "running"), _("Running messages")
     if concern.kind == "worker_gone":
         address = f"{url(request, 'running')}?{urlencode({'worker': concern.worker})}"
         return address, _("What it held")

@@ -1,62 +1,206 @@
-"""Charts as SVG, made on the server. They need no script, can be printed, and each has a table.
-
-Widths are percentages and heights are pixels: a chart fits every screen, and its text keeps its
-size.
-"""
+"""Charts: what the script draws (static/django_delayq/chart.js, by uPlot), and the same numbers as
+a table below, which needs no script."""
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 
+from django.utils.functional import cached_property
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..core.present import amount
-from ..stats.overview import Bucket
+from ..core.present import amount, seconds
+from ..core.times import from_ms
 
-#: Pixels: of the bars, of what stands above them (the number of the peak) and below them (the
-#: labels).
-HEIGHT, ABOVE, BELOW = 120, 18, 20
-#: As many labels fit below the bars of a wide picture. A narrow one hides every second of them.
-LABELS = 13
-#: Units of the drawing of a sparkline, which is stretched to whatever room it has.
-SPARK_WIDTH, SPARK_HEIGHT = 100, 24
+#: Colours that delayq.css has for what is stacked; the last one is of all others.
+COLOURS = 7
 
 
-def bars(
-    name: str, buckets: Sequence[Bucket], *, what: str, unit: str, summed: bool = True
-) -> SafeString:
-    """A figure with one bar for each bucket, and the same numbers as a table below it.
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A scale of values."""
 
-    `name` is unique on the page, `what` names what is counted ("Due in the next hour"), `unit`
-    names a bucket ("minute"). `summed`: the sum of the buckets means something and is shown.
-    """
-    sentence = in_a_sentence(buckets, what, summed=summed)
-    return format_html(
-        '<figure class="delayq-chart" id="{}"><figcaption>{}</figcaption>{}{}</figure>',
-        name,
-        sentence,
-        _picture(name, buckets, sentence) if _peak(buckets) else "",
-        _table(name, buckets, what, (unit, _("Messages") if summed else what)),
-    )
+    title: str
+    unit: str = "count"
+    """count, rate (a second) or duration (seconds)."""
+
+    def words(self, value: float | None) -> str:
+        """A value with its unit."""
+        if self.unit == "duration":
+            return seconds(value)
+        return (
+            _("%(number)s/s") % {"number": amount(value)} if self.unit == "rate" else amount(value)
+        )
 
 
-def in_a_sentence(buckets: Sequence[Bucket], what: str, *, summed: bool = True) -> str:
-    """The bars in words: `Due in the next hour: 1,204, at most 96 (10:23).`"""
-    peak = _peak(buckets)
-    if not peak:
-        return _("%(what)s: nothing.") % {"what": what}
-    words = {
-        "what": what,
-        "total": amount(sum(bucket.count for bucket in buckets)),
-        "peak": amount(peak),
-        "label": next(bucket.words for bucket in buckets if bucket.count == peak),
-    }
-    if summed:
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """What is drawn in one colour."""
+
+    label: str
+    values: Sequence[float | None]
+    colour: str = "run"
+    """run, warn, err, or the number of one of COLOURS."""
+    axis: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A figure: bars that stand on each other, or lines."""
+
+    name: str
+    """Unique on the page."""
+    title: str
+    """What is shown, in a sentence or a few words."""
+    axes: Sequence[Axis]
+    """One, or two of them: the second stands on the right."""
+    series: Sequence[Series]
+    at: Sequence[float] = ()
+    """Seconds since 1970: where a bar begins, or a point of a line is."""
+    labels: Sequence[str] = ()
+    """Of bars that are no times."""
+    x_title: str
+    ranges: Sequence[str] = ()
+    """Of each bar, in words: `16:00 to 17:00`."""
+    step: float = 0
+    """Seconds that a bar of a time is wide; 0 for a line."""
+    listed: str = ""
+    """The address of the list of what the bars count, which narrows it by `since` and `until`. The
+    first bar has no `since`: it also counts what is overdue."""
+    marks: Sequence[tuple[datetime, str]] = ()
+    """What happened meanwhile, and how it is called."""
+    rows: Sequence[tuple[str, Sequence[str], str]] = ()
+    """The table: a time in words, its values and where it leads to. Empty: one row for each bar
+    that is not 0."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to draw."""
+        return not any(value for series in self.series for value in series.values)
+
+    @cached_property
+    def sentence(self) -> str:
+        """The title and, of bars, what they have together and where the peak is."""
+        if not self.ranges:
+            return self.title
+        sums = [sum(value or 0 for value in bar) for bar in self._bars]
+        if self.is_empty:
+            return _("%(what)s: nothing.") % {"what": self.title}
+        peak = max(sums)
+        words = {
+            "what": self.title,
+            "total": amount(sum(sums)),
+            "peak": self.axes[0].words(peak),
+            "label": self.ranges[sums.index(peak)],
+        }
+        if self.axes[0].unit != "count":
+            return _("%(what)s: peak %(peak)s at %(label)s.") % words
         return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % words
-    return _("%(what)s: peak %(peak)s at %(label)s.") % words
+
+    def link(self, nth: int) -> str:
+        """Where a bar leads to; nowhere when it is empty."""
+        if not self.listed or not any(self._bars[nth]):
+            return ""
+        begin, end = (_instant(at) for at in (self.at[nth], self.at[nth] + self.step))
+        return f"{self.listed}{f'since={begin}&' * bool(nth)}until={end}"
+
+    @property
+    def html(self) -> SafeString:
+        """The whole figure."""
+        legend = picture = SafeString("")
+        if not self.is_empty:
+            picture = format_html(
+                '<div class="delayq-plot" role="img" aria-label="{}" data-delayq-chart="{}"></div>',
+                self.sentence,
+                json.dumps(self._drawn(), separators=(",", ":")),
+            )
+        if len(self.series) > 1:
+            items = ((one.colour, one.label) for one in self.series)
+            legend = format_html(
+                '<ul class="delayq-legend">{}</ul>',
+                format_html_join("", '<li class="delayq-colour-{}">{}</li>', items),
+            )
+        return format_html(
+            '<figure class="delayq-chart" id="{}"><figcaption>{}</figcaption>{}{}{}</figure>',
+            self.name,
+            self.sentence,
+            legend,
+            picture,
+            self._table(),
+        )
+
+    @cached_property
+    def _bars(self) -> list[tuple[float | None, ...]]:
+        return list(zip(*(series.values for series in self.series), strict=True))
+
+    def _drawn(self) -> dict[str, Any]:
+        """What chart.js reads."""
+        return {
+            "at": list(self.at),
+            "labels": list(self.labels),
+            "x": self.x_title,
+            "step": self.step,
+            "ranges": list(self.ranges),
+            "listed": self.listed,
+            "axes": [{"title": axis.title, "unit": axis.unit} for axis in self.axes],
+            "series": [
+                {
+                    "label": series.label,
+                    "values": list(series.values),
+                    "colour": series.colour,
+                    "axis": series.axis,
+                }
+                for series in self.series
+            ],
+            "marks": [[at.timestamp(), words] for at, words in self.marks],
+        }
+
+    def _table(self) -> SafeString:
+        rows = self.rows or [
+            (
+                words,
+                [
+                    self.axes[series.axis].words(value)
+                    for series, value in zip(self.series, bar, strict=True)
+                ],
+                self.link(nth),
+            )
+            for nth, (words, bar) in enumerate(zip(self.ranges, self._bars, strict=True))
+            if any(bar)
+        ]
+        if not rows:
+            return SafeString("")
+        lines = (
+            (
+                format_html('<a href="{}">{}</a>', link, words) if link else words,
+                format_html_join("", '<td class="delayq-number">{}</td>', ((v,) for v in values)),
+            )
+            for words, values, link in rows
+        )
+        heads = ((series.label,) for series in self.series)
+        return format_html(
+            '<details id="{}-numbers"><summary>{}</summary>'
+            '<div class="delayq-scroll" role="region" tabindex="0" aria-label="{}">'
+            '<table class="delayq-table"><caption>{}</caption>'
+            '<thead><tr><th scope="col">{}</th>{}</tr></thead><tbody>{}</tbody></table></div>'
+            "</details>",
+            self.name,
+            _("The numbers"),
+            self.title,
+            self.title,
+            self.x_title,
+            format_html_join("", '<th scope="col" class="delayq-number">{}</th>', heads),
+            format_html_join("", '<tr><th scope="row">{}</th>{}</tr>', lines),
+        )
+
+
+def _instant(seconds_since_1970: float) -> str:
+    return f"{from_ms(seconds_since_1970 * 1000):%Y-%m-%dT%H:%MZ}"
 
 
 def sparkline(values: Sequence[float], *, title: str) -> SafeString:
@@ -64,98 +208,8 @@ def sparkline(values: Sequence[float], *, title: str) -> SafeString:
     two draw nothing."""
     if len(values) < 2:
         return SafeString("")
-    top = max(values) or 1
-    step = SPARK_WIDTH / (len(values) - 1)
-    points = " ".join(
-        f"{place * step:.1f},{SPARK_HEIGHT - 1 - value / top * (SPARK_HEIGHT - 2):.1f}"
-        for place, value in enumerate(values)
-    )
     return format_html(
-        '<svg class="delayq-spark" role="img" viewBox="0 0 {} {}" preserveAspectRatio="none">'
-        '<title>{}</title><polyline points="{}"/></svg>',
-        SPARK_WIDTH,
-        SPARK_HEIGHT,
+        '<span class="delayq-spark" role="img" aria-label="{}" data-delayq-spark="{}"></span>',
         title,
-        points,
-    )
-
-
-def _peak(buckets: Sequence[Bucket]) -> int:
-    return max((bucket.count for bucket in buckets), default=0)
-
-
-def _picture(name: str, buckets: Sequence[Bucket], sentence: str) -> SafeString:
-    peak = _peak(buckets)
-    width = 100 / len(buckets)
-    labelled = range(0, len(buckets), math.ceil(len(buckets) / LABELS))
-    labels = format_html_join(
-        "",
-        '<text class="{}" x="{}%" y="{}">{}</text>',
-        (
-            (
-                "delayq-label delayq-minor" if nth % 2 else "delayq-label",
-                f"{(place + 0.5) * width:.3f}",
-                ABOVE + HEIGHT + BELOW - 5,
-                buckets[place].label,
-            )
-            for nth, place in enumerate(labelled)
-        ),
-    )
-    return format_html(
-        '<svg class="delayq-bars" role="img" aria-labelledby="{}-title" width="100%" height="{}">'
-        '<title id="{}-title">{}</title>'
-        '<line class="delayq-grid" x1="0" x2="100%" y1="{}" y2="{}"/>'
-        '<line class="delayq-grid" x1="0" x2="100%" y1="{}" y2="{}"/>{}'
-        '<line class="delayq-axis" x1="0" x2="100%" y1="{}" y2="{}"/>{}'
-        '<text class="delayq-peak" x="0" y="{}">{}</text></svg>',
-        name,
-        ABOVE + HEIGHT + BELOW,
-        name,
-        sentence,
-        *(ABOVE, ABOVE, ABOVE + HEIGHT // 2, ABOVE + HEIGHT // 2),
-        format_html_join(
-            "", "{}", ((_bar(place, bucket, width, peak),) for place, bucket in enumerate(buckets))
-        ),
-        *(ABOVE + HEIGHT, ABOVE + HEIGHT),
-        labels,
-        ABOVE - 5,
-        amount(peak),
-    )
-
-
-def _bar(place: int, bucket: Bucket, width: float, peak: int) -> SafeString:
-    """An empty bucket has no bar; every other has one that can be seen."""
-    if not bucket.count:
-        return SafeString("")
-    height = max(2.0, bucket.count / peak * HEIGHT)
-    return format_html(
-        '<rect x="{}%" y="{}" width="{}%" height="{}"><title>{}: {}</title></rect>',
-        f"{(place + 0.1) * width:.3f}",
-        f"{ABOVE + HEIGHT - height:.1f}",
-        f"{width * 0.8:.3f}",
-        f"{height:.1f}",
-        bucket.words,
-        amount(bucket.count),
-    )
-
-
-def _table(name: str, buckets: Sequence[Bucket], what: str, heads: tuple[str, str]) -> SafeString:
-    rows = format_html_join(
-        "",
-        '<tr><th scope="row">{}</th><td class="delayq-number">{}</td></tr>',
-        ((bucket.words, amount(bucket.count)) for bucket in buckets if bucket.count),
-    )
-    if not rows:
-        return SafeString("")
-    return format_html(
-        '<details id="{}-numbers"><summary>{}</summary><div class="delayq-scroll"><table '
-        'class="delayq-table">'
-        '<caption>{}</caption><thead><tr><th scope="col">{}</th><th scope="col" '
-        'class="delayq-number">{}</th></tr>'
-        "</thead><tbody>{}</tbody></table></div></details>",
-        name,
-        _("The numbers"),
-        what,
-        *heads,
-        rows,
+        json.dumps([round(value, 3) for value in values], separators=(",", ":")),
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -23,7 +27,9 @@ from django.http import (
 )
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils import timezone
+from django.utils.cache import get_conditional_response
+from django.utils.http import quote_etag, url_has_allowed_host_and_scheme
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -34,6 +40,7 @@ from ..core.exceptions import (
     StoreError,
     StoreUnavailable,
 )
+from ..core.present import duration_units
 from ..models import Dashboard
 from ..operators.topic_permission import is_permitted, is_visible, permitted_topics
 from ..stats import overview_sql
@@ -71,6 +78,16 @@ _UNDER = {
     "bulk_new": "bulk_list",
     "api_tokens": "operator_actions",
 }
+
+
+#: Seconds between two refreshes that one can choose. 5 is what a live page begins with.
+INTERVALS = (1, 2, 5, 15, 60)
+#: The cookie of who wants to see UTC, and how long it lasts.
+ZONE_COOKIE, ZONE_KEPT_S = "delayq_zone", 365 * 86_400
+#: What differs between two renderings of the same: texts that times.js keeps up to date, tokens.
+_VOLATILE = re.compile(
+    rb'(?<=data-delayq-at=")([^"]*"[^>]*>)[^<]*|name="(?:csrfmiddlewaretoken|token)" value="[^"]*"'
+)
 
 
 @dataclass(frozen=True)
@@ -145,9 +162,20 @@ def url(request: HttpRequest, name: str, **arguments: Any) -> str:
 
 
 def show(
-    request: HttpRequest, template: str, title: str, *, status: int = 200, **context: Any
+    request: HttpRequest,
+    template: str,
+    title: str,
+    *,
+    status: int = 200,
+    refreshed: bool = False,
+    charts: bool = False,
+    **context: Any,
 ) -> TemplateResponse:
-    """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/."""
+    """A page of ours inside the admin's frame. `template` lies in templates/django_delayq/.
+
+    `refreshed`: the script fetches its part again and again; what has not changed is not sent.
+    `charts`: it has charts.
+    """
     site: AdminSite = request.delayq_site  # type: ignore[attr-defined]
     permissions = {route.name: route.permissions for route in _pages}
     name = str(request.resolver_match and request.resolver_match.url_name).removeprefix(_full(""))
@@ -164,11 +192,24 @@ def show(
             codename: may(request, codename) for codename, _ in Dashboard._meta.permissions
         },
         "delayq_tab": _UNDER.get(name, name),
+        "delayq_frame": "django_delayq/_part.html" if _is_part(request) else "admin/base_site.html",
+        "delayq_live": INTERVALS[2] if refreshed and request.method == "GET" else 0,
+        "delayq_intervals": INTERVALS,
+        "delayq_charts": charts,
+        "delayq_zone": timezone.get_current_timezone_name(),
+        "delayq_local_zone": str(timezone.get_default_timezone()) if settings.USE_TZ else "UTC",
+        "delayq_is_utc": _wants_utc(request),
+        "delayq_now": time.time(),
+        "delayq_in": gettext("in %(time)s"),
+        "delayq_ago": gettext("%(time)s ago"),
+        "delayq_units": json.dumps(duration_units()),
     }
     response = TemplateResponse(
         request, f"django_delayq/{template}", {**frame, **context}, status=status
     )
     response["Cache-Control"] = "no-store"
+    if _is_part(request):
+        response.add_post_render_callback(lambda rendered: _unless_same(request, rendered))
     return response
 
 
@@ -204,6 +245,32 @@ def enter_topic(request: HttpRequest, topic: str, *permissions: str) -> None:
         raise PermissionDenied
 
 
+def _is_part(request: HttpRequest) -> bool:
+    """Whether the script asks for what changes of the page."""
+    return getattr(request, "delayq_part", False)
+
+
+def _wants_utc(request: HttpRequest) -> bool:
+    # Without USE_TZ the database has times of the project's zone only.
+    return settings.USE_TZ and request.COOKIES.get(ZONE_COOKIE) == "utc"
+
+
+def _unless_same(request: HttpRequest, response: HttpResponse) -> HttpResponseBase:
+    content = _VOLATILE.sub(rb"\1", response.content)
+    etag = quote_etag(hashlib.blake2b(content, digest_size=12).hexdigest())
+    response["ETag"] = etag
+    return get_conditional_response(request, etag=etag, response=response) or response
+
+
+def _note_part(request: HttpRequest) -> None:
+    """The address of the page is that without `part`."""
+    if request.GET.get("part") and request.method == "GET":
+        query = request.GET.copy()
+        del query["part"]
+        request.delayq_part = True  # type: ignore[attr-defined]
+        request.GET, request.META["QUERY_STRING"] = query, query.urlencode()  # type: ignore[assignment]
+
+
 def _holds(request: HttpRequest, *permissions: str) -> bool:
     return all(request.user.has_perm(f"django_delayq.{codename}") for codename in permissions)
 
@@ -220,29 +287,36 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
             raise PermissionDenied
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)
+        _note_part(request)
         if topic := arguments.get("topic", ""):
             enter_topic(request, topic, *route.permissions)
-        try:
-            return route.view(request, **arguments)
-        except StoreError as error:
-            title = (
-                gettext("Redis cannot be reached")
-                if isinstance(error, StoreUnavailable | OutcomeUnknown)
-                else gettext("Redis gave an unexpected answer")
-            )
-            return show(request, "away.html", title, status=503, problem=error.problem)
-        except (DataError, IntegrityError):
-            raise  # a mistake of ours: the database answers
-        except Error as error:
-            logger.exception("A page could not be shown: %s", request.path)
-            title = gettext("The database does not answer")
-            return show(
-                request,
-                "away.html",
-                title,
-                status=503,
-                problem=overview_sql.problem_of(error),
-                database=True,
-            )
+        with timezone.override("UTC" if _wants_utc(request) else None):
+            response = _answer(route, request, arguments)
+            if isinstance(response, TemplateResponse):
+                response = response.render()  # in this zone
+        if _is_part(request) and isinstance(response, HttpResponseRedirect):
+            # A script cannot follow it.
+            return HttpResponse(status=204, headers={"X-DelayQ-Location": response.url})
+        return response
 
     return view
+
+
+def _answer(route: PageRoute, request: HttpRequest, arguments: dict[str, Any]) -> HttpResponseBase:
+    """What the view answers, or the page of a Redis or database that is away."""
+    try:
+        return route.view(request, **arguments)
+    except StoreError as error:
+        title = (
+            gettext("Redis cannot be reached")
+            if isinstance(error, StoreUnavailable | OutcomeUnknown)
+            else gettext("Redis gave an unexpected answer")
+        )
+        return show(request, "away.html", title, status=503, problem=error.problem)
+    except (DataError, IntegrityError):
+        raise  # a mistake of ours: the database answers
+    except Error as error:
+        logger.exception("A page could not be shown: %s", request.path)
+        title = gettext("The database does not answer")
+        problem = overview_sql.problem_of(error)
+        return show(request, "away.html", title, status=503, problem=problem, database=True)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_noop
 
 from .exceptions import UndecodableMessage
 from .message import Found, Message, Record, State, decode_body
-from .times import aware, from_ms, in_words, shown_instant
+from .times import aware, duration_parts, from_ms, shown_instant
 
 
 def view(topic: str, task: str, found: Found) -> Message:
@@ -79,9 +79,9 @@ def distance(when: datetime | None, now: datetime | None = None) -> str:
     """`in 2.4 s` or `3.1 min ago`."""
     if when is None:
         return "–"
-    seconds = (aware(when) - aware(now or timezone.now())).total_seconds()
-    words = {"time": in_words(abs(seconds), 2)}
-    return _("in %(time)s") % words if seconds > 0 else _("%(time)s ago") % words
+    left = (aware(when) - aware(now or timezone.now())).total_seconds()
+    words = {"time": seconds(abs(left), 2)}
+    return _("in %(time)s") % words if left > 0 else _("%(time)s ago") % words
 
 
 def next_due(when: datetime | None, now: datetime) -> str:
@@ -89,9 +89,28 @@ def next_due(when: datetime | None, now: datetime) -> str:
     return _("overdue") if when is not None and aware(when) <= aware(now) else distance(when, now)
 
 
-def seconds(amount: float | None) -> str:
-    """A length of time given in seconds."""
-    return "–" if amount is None else in_words(amount)
+def seconds(length: float | None, digits: int = 3) -> str:
+    """A length of time given in seconds, in the language that is active: `1 h 13 min`, `1 Std. 13
+    Min.`"""
+    if length is None:
+        return "–"
+    sign = "-" if length < 0 else ""
+    units = duration_units()
+    return sign + " ".join(
+        units[unit] % {"number": formats.number_format(number, use_l10n=True)}
+        for number, unit in duration_parts(abs(length), digits)
+    )
+
+
+def duration_units() -> dict[str, str]:
+    """What is written for each unit of duration_parts()."""
+    return {
+        "ms": _("%(number)s ms"),
+        "s": _("%(number)s s"),
+        "min": _("%(number)s min"),
+        "h": _("%(number)s h"),
+        "d": _("%(number)s d"),
+    }
 
 
 def amount(number: float | None) -> str:

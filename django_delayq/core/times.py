@@ -163,16 +163,33 @@ def shown_instant(milliseconds: float) -> datetime:
     return from_ms(max(0.0, min(milliseconds, 253_402_214_400_000.0)))
 
 
+def duration_parts(seconds: float, digits: int = 3) -> list[tuple[float, str]]:
+    """A duration as one or two numbers with their units: ms, s, min, h or d. A single number has at
+    most so many digits, unless the whole number has more."""
+    if seconds < 0.9995:
+        return [(round(seconds * 1000), "ms")]
+    if seconds < 59.5:
+        whole = seconds >= 10 ** (digits - 1)
+        number = round(seconds) if whole else float(f"{seconds:.{digits}g}")
+        return [(int(number) if number == int(number) else number, "s")]
+    if seconds < 599.5:
+        parts = (*divmod(round(seconds), 60), "min", "s")
+    elif seconds < 3570:
+        parts = (round(seconds / 60), 0, "min", "s")
+    elif seconds < 2 * 86_400 - 30:
+        parts = (*divmod(round(seconds / 60), 60), "h", "min")
+    elif seconds < 10 * 86_400 - 1800:
+        parts = (*divmod(round(seconds / 3600), 24), "d", "h")
+    else:
+        parts = (round(seconds / 86_400), 0, "d", "h")
+    first, second, unit, smaller = parts
+    return [(first, unit), *([(second, smaller)] if second else [])]
+
+
 def in_words(seconds: float, digits: int = 3) -> str:
-    """A duration for people: `12 ms`, `2.4 s`, `31 min`, `3.5 h`, `9 d`. It has at most so many
-    digits, unless the whole number has more."""
-    if abs(seconds) < 1:
-        return f"{seconds * 1000:.0f} ms"
-    for unit, size in (("d", 86400 * 2), ("h", 7200), ("min", 120)):
-        if abs(seconds) >= size:
-            return f"{_rounded(seconds / {'d': 86400, 'h': 3600, 'min': 60}[unit], digits)} {unit}"
-    return f"{_rounded(seconds, digits)} s"
-
-
-def _rounded(number: float, digits: int) -> str:
-    return f"{number:.0f}" if abs(number) >= 10 ** (digits - 1) else f"{number:.{digits}g}"
+    """A duration for logs and commands, in English: `12 ms`, `2.4 s`, `31 min`, `1 h 13 min`,
+    `2 d 3 h`. On pages: present.seconds()."""
+    sign = "-" if seconds < 0 else ""
+    return sign + " ".join(
+        f"{number:g} {unit}" for number, unit in duration_parts(abs(seconds), digits)
+    )

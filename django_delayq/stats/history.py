@@ -7,11 +7,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from ..core.conf import NAME
-from ..core.times import stored, utc
+from ..core.times import local, stored, utc
 from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
 from .histogram import Times, decode, merge_histograms
 from .hourly import DAY, HOUR, beginning_of, hour_of, most_frequent
@@ -183,19 +183,28 @@ class KeptForecast:
     peak: int
     drain_rate: float | None
     """Messages a second; None: not known."""
-    days: Sequence[tuple[datetime, int]]
-    """Beginning (UTC) and messages of each of the next FORECAST_DAYS. The first has also what was
-    overdue."""
+    hours: Sequence[tuple[datetime, int]]
+    """Beginning and messages of each hour of the next FORECAST_DAYS in which some fall due. The
+    first has also what was overdue."""
 
     @property
     def work(self) -> float | None:
         """Seconds that the messages of the peak take."""
         return self.peak / self.drain_rate if self.drain_rate else None
 
-    @property
+    def days(self) -> list[tuple[datetime, int]]:
+        """Beginning and messages of each of the next FORECAST_DAYS of the current time zone."""
+        begin = local(self.taken_at).replace(hour=0, minute=0, second=0, microsecond=0)
+        # By the calendar: a day in which clocks change has 23 or 25 hours.
+        begins = [begin + nth * DAY for nth in range(FORECAST_DAYS)]
+        counts = Counter[date]()
+        for at, messages in self.hours:
+            counts[local(at).date()] += messages
+        return [(at, counts[at.date()]) for at in begins]
+
     def later(self) -> int:
         """Messages that fall due after these days."""
-        return self.waiting - sum(messages for _, messages in self.days)
+        return self.waiting - sum(messages for _, messages in self.days())
 
     def is_old(self, now: datetime) -> bool:
         """Whether it says little of what waits now."""
@@ -208,12 +217,8 @@ def newest_forecast() -> KeptForecast | None:
     if kept is None:
         return None
     taken_at = utc(kept.taken_at)
-    begin = taken_at.replace(hour=0, minute=0, second=0, microsecond=0)
-    until = stored(begin + FORECAST_DAYS * DAY)
-    rows = ForecastCount.objects.filter(
-        forecast=kept, unit=ForecastUnit.DAY, topic="", at__lt=until
-    ).values_list("at", "messages")
-    counts = {utc(at): messages for at, messages in rows}
+    rows = ForecastCount.objects.filter(forecast=kept, unit=ForecastUnit.HOUR, topic="")
+    counts = {utc(at): messages for at, messages in rows.values_list("at", "messages")}
     return KeptForecast(
         taken_at=taken_at,
         waiting=kept.waiting,
@@ -221,7 +226,5 @@ def newest_forecast() -> KeptForecast | None:
         peak_at=utc(kept.peak_at) if kept.peak_at else None,
         peak=kept.peak,
         drain_rate=kept.drain_rate,
-        days=[
-            (begin + nth * DAY, counts.get(begin + nth * DAY, 0)) for nth in range(FORECAST_DAYS)
-        ],
+        hours=sorted(counts.items()),
     )

@@ -21,8 +21,8 @@ MARK = "mark"
 MOST_WORDS = 60
 #: Marks of these actions are drawn, and of every bulk operation.
 WIDE = (MARK, "pause", "resume", "purge", "quiet", "unquiet", "move", "move store")
-#: The charts show so much. Only the newest records are read: the table grows.
-SHOWN, MOST, NEWEST = timedelta(hours=3), 30, 1_000
+#: The charts of the overview show so much. Only the newest records are read: the table grows.
+SHOWN, MOST, NEWEST = timedelta(hours=24), 60, 2_000
 
 
 class ChartMark(NamedTuple):
@@ -46,13 +46,13 @@ def leave_mark(words: str, by: str) -> OperatorAction:
     return action
 
 
-def read_marks() -> Sequence[ChartMark]:
-    """The newest marks of the last hours, the oldest first. Raises django.db.Error."""
+def read_marks(age: timedelta = SHOWN) -> Sequence[ChartMark]:
+    """The newest marks of this time, the oldest first. Raises django.db.Error."""
     every = OperatorAction.objects.using(get_settings().database)
     newest = every.order_by("-pk").values(floor=F("pk") - NEWEST)[:1]
     wide = Q(action__in=WIDE) | (Q(bulk_operation__isnull=False) & ~Q(action="cancel bulk"))
     rows = every.filter(
-        wide, pk__gt=Subquery(newest), started_at__gte=timezone.now() - SHOWN
+        wide, pk__gt=Subquery(newest), started_at__gte=timezone.now() - age
     ).order_by("-pk")[:MOST]
     return [
         ChartMark(

@@ -7,28 +7,29 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from django.db import Error
-from django.utils.timezone import get_current_timezone
+from django.db import Error, connections
+from django.utils.timezone import get_default_timezone
 
 from ..client.topics import topic_stats
 from ..core.exceptions import StoreError
 from ..core.message import Final
-from ..core.times import from_ms, in_words
+from ..core.times import from_ms
 from ..store import get_store
 from ..store.beats import is_alive
 from ..store.keys import Partition
-from ..store.queries import Snapshot
+from ..store.queries import PartitionStats, Snapshot, TopicSample, TopicSamples
 from ..store.store import RedisStore
 from ..store.topic_state import Pause, TopicStats, stats_of_topic
+from ..store.workers import SAMPLE_MS
 from ..tasks import registry
 from . import overview_sql
 from .histogram import nearest_rank
@@ -41,8 +42,15 @@ from .overview_sql import MINUTE_MS, DatabaseFigures
 KEPT, KEPT_AFTER_FAILURE = 1.0, 5.0
 #: While nothing was read yet, a request waits so many seconds for the one that reads.
 FIRST_WAIT = 2.0
-#: Samples that the chart begins with: three hours.
-SAMPLES = 180
+#: A source that took so many seconds is read by a thread of its own from then on, and nobody waits
+#: for it. Its answer is kept for twenty times as long as it took, at most so many seconds.
+SLOW, REDIS_KEPT_SHARE, REDIS_KEPT_AT_MOST = 0.1, 20.0, 60.0
+#: Samples (minutes) that are read: those of a day. Charts begin with the last three hours.
+SAMPLES = 1_440
+#: More topics than this have no chart of them together.
+MOST_CHARTED = 500
+#: Topics that a chart tells apart. The others are one.
+MOST_STACKED = 6
 #: A rate is taken over at least, and at most, so many ms.
 RATE_OVER_MS, RATE_OVER_AT_MOST_MS = 20_000, 300_000
 #: Upper ends of the bars of lateness, in ms.
@@ -55,11 +63,14 @@ class TopicOverview(TopicStats):
 
     outbox: int
     """Waiting in SQL: far from due, or Redis was away. Of the nearest OUTBOX_CAP of all topics."""
+    outbox_due_at: datetime | None = None
+    """When the first of them is due."""
     per_second: float | None
     """Finished messages per second over the last minutes; None until there are two samples."""
     late_p50_ms: float | None
     late_p99_ms: float | None
-    """Of the newest 200 acked runs, without those that are older than a day."""
+    """Of the newest 200 acked runs, without those that are older than a day. None for a topic that
+    is not among the hundred that have finished most."""
     dead_letters: int
     """Open ones, of the newest DEAD_CAP of all topics."""
     workers: int
@@ -69,6 +80,12 @@ class TopicOverview(TopicStats):
     quiet."""
     declared: bool = True
     """Whether the code of this process declares it."""
+
+    @property
+    def first_due_at(self) -> datetime | None:
+        """When the next message is due, in Redis or in the outbox."""
+        known = [when for when in (self.next_due_at, self.outbox_due_at) if when is not None]
+        return min(known, default=None)
 
     @property
     def waiting(self) -> int:
@@ -98,16 +115,14 @@ class TopicOverview(TopicStats):
 class Bucket:
     """One bar of a picture."""
 
-    label: str
     count: int
     at: datetime | None = None
-    in_full: str = ""
-    """For the table, when the label below the bar has too little room."""
-
-    @property
-    def words(self) -> str:
-        """The label in full."""
-        return self.in_full or self.label
+    """Its beginning."""
+    up_to_ms: float | None = None
+    """Of a bar of lateness: its upper end. None for the last one, which has no end."""
+    parts: Sequence[int] = ()
+    """Of the count: each of the topics that the picture tells apart, in their order, and then all
+    others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,11 +227,13 @@ class Overview:
     overdue."""
     hours: Sequence[Bucket] = ()
     """Due in each of the next 24 hours."""
+    stacked: Sequence[str] = ()
+    """The topics that these bars tell apart: those with the most messages."""
     lateness: Sequence[Bucket] = ()
     """Newest runs of all topics, none older than a day, by lateness: up to 1 ms, 2, 5, 10 ... and
     more."""
     samples: Sequence[Sample] = ()
-    """The last three hours by minute, the oldest first."""
+    """The last day by minute, the oldest first."""
     workers: Sequence[WorkerStatus] = ()
     forecast: KeptForecast | None = None
     """The newest that the pipeline has made."""
@@ -227,11 +244,57 @@ class Overview:
     unarchivable: bool = False
     """Whether there are messages that the archive refused."""
     marks: Sequence[ChartMark] = ()
-    """What people did within the last three hours, and deploys; the oldest first."""
+    """What people did within the last day, and deploys; the oldest first."""
     stale: bool = False
     """Whether Redis could not be read: then everything is as it was at `at`."""
     problem: str = ""
     """Why Redis or the database could not be read, or empty. Then its part is as it was at `at`."""
+    has_database: bool = True
+    """False as long as nothing is known of the database."""
+
+    @cached_property
+    def totals(self) -> Totals:
+        """The sums over all topics."""
+        topics = self.topics
+        rates = [topic.per_second for topic in topics if topic.per_second is not None]
+        due = [(topic.first_due_at, topic.topic) for topic in topics if topic.first_due_at]
+        next_due_at, next_topic = min(due, default=(None, ""))
+        return Totals(
+            backlog=sum(topic.backlog for topic in topics),
+            delayed=sum(topic.delayed for topic in topics),
+            leased=sum(topic.leased for topic in topics),
+            outbox=sum(topic.outbox for topic in topics),
+            finished=sum(topic.finished for topic in topics),
+            dead_letters=sum(topic.dead_letters for topic in topics),
+            lag=max((topic.lag for topic in topics), default=0.0),
+            per_second=sum(rates) if rates else None,
+            workers=sum(worker.alive for worker in self.workers),
+            quiet_workers=sum(worker.alive and worker.quiet_requested for worker in self.workers),
+            next_due_at=next_due_at,
+            next_topic=next_topic,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over topics."""
+
+    backlog: int
+    delayed: int
+    leased: int
+    outbox: int
+    finished: int
+    """That have ended and are not archived."""
+    dead_letters: int
+    lag: float
+    """The greatest."""
+    per_second: float | None
+    """None as long as no topic has a rate."""
+    workers: int
+    """Those that live."""
+    quiet_workers: int
+    next_due_at: datetime | None
+    next_topic: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,64 +340,77 @@ def obstacles(topic: str) -> Obstacles:
     return Obstacles()
 
 
-class _Source:
+class Source:
     """Redis or the database: when it is read again, and by which thread."""
 
     def __init__(self) -> None:
         self.has_answered = False
         """Also with an error."""
         self.problem = ""
-        self._kept_until = 0.0
+        self._kept_until = self._took = 0.0
         self._lock = threading.Lock()
 
-    @contextmanager
-    def reading(self) -> Iterator[bool]:
-        """Whether this thread is to read it now. Others are given what is kept; while nothing is
-        kept they wait a moment."""
-        if self._is_fresh() or not (
-            self._lock.acquire(blocking=False)
-            if self.has_answered
-            else self._lock.acquire(timeout=FIRST_WAIT)
-        ):
-            yield False
+    def refresh(self, read: Callable[[], None]) -> None:
+        """Have `read` called, which calls keep(), unless what is kept is fresh. While one thread
+        reads, the others go on with what is kept; while nothing is kept they wait a moment. For a
+        source that is slow nobody waits: a thread of its own reads it."""
+        if self._is_fresh():
             return
+        if not self.has_answered:
+            taken = self._lock.acquire(timeout=FIRST_WAIT)
+        else:
+            taken = self._lock.acquire(blocking=False)
+        if not taken:
+            return
+        if self._took > SLOW and self.has_answered:
+            threading.Thread(target=self._read_aside, args=(read,), daemon=True).start()
+        else:
+            self._read(read)
+
+    def keep(self, seconds: float, problem: str, took: float = 0.0) -> None:
+        """Note an answer that took so long, or why there is none."""
+        self.has_answered, self.problem, self._took = True, problem, took
+        self._kept_until = time.monotonic() + seconds
+
+    def _read(self, read: Callable[[], None]) -> None:
         try:
-            yield not self._is_fresh()  # another thread may have just read it
+            if not self._is_fresh():  # another thread may have just read it
+                read()
         finally:
             self._lock.release()
 
-    def keep(self, until: float, problem: str) -> None:
-        """Note an answer, or why there is none."""
-        self.has_answered, self.problem, self._kept_until = True, problem, until
+    def _read_aside(self, read: Callable[[], None]) -> None:
+        try:
+            self._read(read)
+        finally:
+            connections.close_all()
 
     def _is_fresh(self) -> bool:
         return time.monotonic() < self._kept_until
 
 
 class _Reader:
-    """Reads, and keeps what it has read. While one thread reads, the others are given what is kept:
-    a slow query or a frozen Redis holds up one request, and the other source stays new."""
+    """Reads, and keeps what it has read. A slow query or a frozen Redis holds up at most one
+    request, and the other source stays new."""
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._used: Sequence[Partition] | None = None
-        self._redis, self._database = _Source(), _Source()
+        self._redis, self._database = Source(), Source()
         self._seen: _Seen | None = None
         self._sql: DatabaseFigures | None = None
         self._composing = threading.Lock()
-        self._last = Overview(at=datetime.now(tz=timezone.utc))
+        self._last = Overview(at=datetime.now(tz=timezone.utc), has_database=False)
+        self._charted: dict[frozenset[str], tuple[float, Sequence[Sample]]] = {}
+        """The samples of some topics together, and of which instant they are."""
 
     def overview(self) -> Overview:
         """What is kept, or read anew."""
-        with self._redis.reading() as mine:
-            if mine:
-                self._read_redis()
+        self._redis.refresh(self._read_redis)
         if not self._seen:
             return self._last
         if not self._redis.problem:  # without Redis no row of the database would be shown anew
-            with self._database.reading() as mine:
-                if mine:
-                    self._read_database(self._seen)
+            self._database.refresh(self._read_database)
         if not self._database.has_answered:  # another thread still waits for it
             return replace(
                 self._last, problem=self._last.problem or "The database has not answered yet."
@@ -351,9 +427,26 @@ class _Reader:
             _only_database(self._sql, topics),
             self._database.problem,
         )
-        return replace(found, problem=every.problem, stale=every.stale)
+        samples = () if every.stale else self.samples_of(frozenset(topics))
+        return replace(found, problem=every.problem, stale=every.stale, samples=samples)
+
+    def samples_of(self, topics: frozenset[str]) -> Sequence[Sample]:
+        """The chart of these topics together, a minute old at most; empty while Redis is away."""
+        begin_ms, kept = self._charted.get(topics, (0.0, ()))
+        now_ms = time.time() * 1000
+        if not 0 <= now_ms - begin_ms < SAMPLE_MS:
+            kept = ()
+            if len(topics) <= MOST_CHARTED:
+                with suppress(StoreError):
+                    found = self._store.queries.topic_samples(sorted(topics), SAMPLES)
+                    kept = together(found, self._store.clock_ms())
+            if len(self._charted) > 100:  # of users with many different permissions
+                self._charted.clear()
+            self._charted[topics] = now_ms, kept
+        return kept
 
     def _read_redis(self) -> None:
+        began = time.monotonic()
         try:
             if self._used is None:
                 self._used = self._store.topics.used_partitions()
@@ -374,7 +467,7 @@ class _Reader:
             now_ms = self._store.now_us() / 1000
             # The ends (ms) of this and the next 59 minutes, and of this and the next 23 hours, by
             # the project's clock.
-            minute = from_ms(now_ms).astimezone(get_current_timezone())
+            minute = from_ms(now_ms).astimezone(get_default_timezone())
             minute = minute.replace(second=0, microsecond=0)
             hour_ms = minute.replace(minute=0).timestamp() * 1000
             minutes = [(minute + timedelta(minutes=n)).timestamp() * 1000 for n in range(1, 61)]
@@ -384,22 +477,31 @@ class _Reader:
             )
             self._used = snapshot.used
             at_ms = max([part.now_ms for part in snapshot.stats.values()], default=now_ms)
-            self._seen = _Seen(snapshot, at_ms, minutes, hours)
-            self._redis.keep(time.monotonic() + KEPT, "")
+            before = self._store.queries.sample_between(
+                at_ms - RATE_OVER_AT_MOST_MS, at_ms - RATE_OVER_MS
+            )
+            self._seen = _Seen(snapshot, before, at_ms, minutes, hours)
+            took = time.monotonic() - began
+            kept = min(REDIS_KEPT_AT_MOST, max(KEPT, REDIS_KEPT_SHARE * took))
+            self._redis.keep(kept if took > SLOW else KEPT, "", took)
         except StoreError as error:
-            self._redis.keep(time.monotonic() + KEPT_AFTER_FAILURE, error.problem)
+            self._redis.keep(KEPT_AFTER_FAILURE, error.problem)
         self._compose()
 
-    def _read_database(self, seen: _Seen) -> None:
+    def _read_database(self) -> None:
         began, problem = time.monotonic(), ""
-        topics = sorted({partition.topic for partition in seen.snapshot.stats})
+        seen = self._seen
+        assert seen is not None  # Redis was read first
+        finished = Counter[str]()
+        for partition, part in seen.snapshot.stats.items():
+            finished[partition.topic] += sum(int(part.meta.get(s, 0)) for s in Final.values)
+        busiest = [topic for topic, _ in finished.most_common(overview_sql.TOPICS_AT_ONCE)]
         try:
-            self._sql = overview_sql.read_database_figures(topics, int(seen.hours[-1]))
+            self._sql = overview_sql.read_database_figures(sorted(busiest), int(seen.hours[-1]))
         except Error as error:
             problem = overview_sql.problem_of(error)
         took = time.monotonic() - began
-        kept = overview_sql.kept_for(0.0 if problem else took)
-        self._database.keep(began + took + kept, problem)
+        self._database.keep(overview_sql.kept_for(0.0 if problem else took), problem, took)
         self._compose()
 
     def _compose(self) -> None:
@@ -414,6 +516,8 @@ class _Seen(NamedTuple):
     """An answer of Redis."""
 
     snapshot: Snapshot
+    before: TopicSamples | None
+    """How each topic was some minutes before, for the rates."""
     at_ms: float
     minutes: Sequence[float]
     """Ends of the bars, in ms."""
@@ -437,13 +541,7 @@ def _only_redis(seen: _Seen, topics: Collection[str]) -> _Seen:
     only: dict[str, Any] = {
         "stats": _of_topics(snapshot.stats, topics),
         "forecast": _of_topics(snapshot.forecast, topics),
-        "samples": [
-            {
-                **sample,
-                "topics": {name: one for name, one in sample["topics"].items() if name in topics},
-            }
-            for sample in snapshot.samples
-        ],
+        "samples": (),
         "heartbeats": {name: beat for name, beat in beats.items() if beat["topics"]},
     }
     return seen._replace(snapshot=snapshot._replace(**only))
@@ -463,33 +561,43 @@ def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> Data
         ),
         outbox=Counter({topic: n for topic, n in sql.outbox.items() if topic in topics}),
         outbox_minutes=Counter(minutes),
-        lateness_ms={topic: late for topic, late in sql.lateness_ms.items() if topic in topics},
+        outbox_due_ms={one: ms for one, ms in sql.outbox_due_ms.items() if one in topics},
+        lateness_ms={one: late for one, late in sql.lateness_ms.items() if one in topics},
         marks=[mark for mark in sql.marks if mark.action == MARK or mark.topic in topics],
     )
 
 
 def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overview:
-    snapshot, at_ms, minutes, hours = seen
-    sql = sql or DatabaseFigures()
+    snapshot, _, at_ms, minutes, hours = seen
+    known, sql = sql is not None, sql or DatabaseFigures()
     living = statuses_of(snapshot, at_ms)
-    due = [sum(column) for column in zip(*snapshot.forecast.values(), strict=True)]
-    due = due or [0] * (len(minutes) + len(hours))
+    parts: dict[str, list[PartitionStats]] = defaultdict(list)
+    for partition, stats in snapshot.stats.items():
+        parts[partition.topic].append(stats)
     # Some topics are only in the outbox: no code declares them, and no message of them was near
     # its time.
-    names = {partition.topic for partition in snapshot.stats} | sql.outbox.keys()
-    topics = [_topic(name, seen, sql, living) for name in sorted(names)]
+    names = parts.keys() | sql.outbox.keys()
+    serving = Counter(topic for one in living if one.serves for topic in one.topics)
+    quiet = Counter(topic for one in living if one.keeps_quiet for topic in one.topics)
+    topics = [
+        _topic(name, parts.get(name, ()), seen, sql, (serving[name], quiet[name]))
+        for name in sorted(names)
+    ]
     late = [value for values in sql.lateness_ms.values() for value in values]
     ends = (float("-inf"), *LATENESS_MS, float("inf"))
-    words = [in_words(end / 1000) for end in LATENESS_MS]
-    labels = [*(f"≤ {end}" for end in words), f"> {words[-1]}"]
+    due = _DueCounts(seen, sql)
     return Overview(
         at=from_ms(at_ms),
         topics=[topic for topic in topics if not topic.is_past],
-        minutes=_due(minutes, due[: len(minutes)], sql.outbox_minutes, MINUTE_MS),
-        hours=_due(hours, due[len(minutes) :], sql.outbox_minutes, 60 * MINUTE_MS),
+        minutes=due.bars(minutes, 0, MINUTE_MS),
+        hours=due.bars(hours, len(minutes), 60 * MINUTE_MS),
+        stacked=due.stacked,
         lateness=[
-            Bucket(label=label, count=sum(low < value <= high for value in late))
-            for label, (low, high) in zip(labels, pairwise(ends), strict=True)
+            Bucket(
+                count=sum(low < value <= high for value in late),
+                up_to_ms=high if high in LATENESS_MS else None,
+            )
+            for low, high in pairwise(ends)
         ],
         samples=rates(snapshot.samples),
         workers=living,
@@ -499,79 +607,137 @@ def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overvie
         unarchivable=sql.unarchivable,
         marks=sql.marks,
         problem=problem,
+        has_database=known,
     )
 
 
 def _topic(
-    name: str, seen: _Seen, sql: DatabaseFigures, living: Sequence[WorkerStatus]
+    name: str,
+    parts: Sequence[PartitionStats],
+    seen: _Seen,
+    sql: DatabaseFigures,
+    workers: tuple[int, int],
 ) -> TopicOverview:
-    snapshot, at_ms = seen.snapshot, seen.at_ms
-    parts = [stats for partition, stats in snapshot.stats.items() if partition.topic == name]
     per_second = None
-    before = next(
-        (
-            sample
-            for sample in reversed(snapshot.samples)
-            if sample["at_ms"] <= at_ms - RATE_OVER_MS and name in sample["topics"]
-        ),
-        None,
-    )
-    if before is not None and before["at_ms"] >= at_ms - RATE_OVER_AT_MOST_MS:
+    before = seen.before.topics.get(name) if seen.before else None
+    if before is not None and seen.before is not None:
         finished = sum(int(part.meta.get(state, 0)) for part in parts for state in Final.values)
-        finished -= before["topics"][name]["finished"]
-        per_second = max(0.0, float(finished * 1000 / (at_ms - before["at_ms"])))
+        finished -= int(before["finished"])
+        per_second = max(0.0, finished * 1000 / (seen.at_ms - seen.before.at_ms))
     late = Counter(sql.lateness_ms.get(name, ()))
+    outbox_ms = sql.outbox_due_ms.get(name)
     return TopicOverview(
         **vars(stats_of_topic(name, parts)),
         outbox=sql.outbox[name],
+        outbox_due_at=None if outbox_ms is None else from_ms(outbox_ms),
         per_second=per_second,
-        late_p50_ms=nearest_rank(late, 0.5),
-        late_p99_ms=nearest_rank(late, 0.99),
+        late_p50_ms=nearest_rank(late, 0.5) if late else None,
+        late_p99_ms=nearest_rank(late, 0.99) if late else None,
         dead_letters=sql.dead_letters[name],
-        workers=sum(name in worker.topics and worker.serves for worker in living),
-        quiet_workers=sum(name in worker.topics and worker.keeps_quiet for worker in living),
+        workers=workers[0],
+        quiet_workers=workers[1],
         declared=registry.is_declared(name),
     )
 
 
 def rates(samples: Sequence[Mapping[str, Any]]) -> list[Sample]:
-    """The store's samples as points of the chart. A rate needs two samples. Counters that went back
-    (FLUSHALL) count as no rate."""
-    chart = []
-    for before, sample in pairwise(samples):
-        topics = sample["topics"]
-        finished = sum(
-            max(0, topic["finished"] - before["topics"].get(name, {"finished": 0})["finished"])
-            for name, topic in topics.items()
+    """The store's samples of all topics as points of the chart. A rate needs two samples. A counter
+    that went back (FLUSHALL) counts as no rate."""
+    return [
+        Sample(
+            at_ms=sample["at_ms"],
+            finished_per_second=max(0, sample["finished"] - before["finished"])
+            * 1000
+            / max(1, sample["at_ms"] - before["at_ms"]),
+            lag=sample["lag"],
+            waiting=sample["waiting"],
         )
-        chart.append(
-            Sample(
-                at_ms=sample["at_ms"],
-                finished_per_second=finished * 1000 / max(1, sample["at_ms"] - before["at_ms"]),
-                lag=max([0.0, *(topic["lag"] for topic in topics.values())]),
-                waiting=sum(topic["waiting"] for topic in topics.values()),
-            )
+        for before, sample in pairwise(samples)
+    ]
+
+
+def together(topics: Sequence[Sequence[TopicSample]], now_ms: float) -> list[Sample]:
+    """The samples of topics as one chart of the minutes up to now. Where a topic has no sample its
+    figures had not changed."""
+    begin = min((entries[0].at_ms for entries in topics if entries), default=now_ms)
+    first, last = int(begin // SAMPLE_MS), int(now_ms // SAMPLE_MS)
+    first = max(first, last - SAMPLES)
+    sums = {minute: [0, 0, 0.0] for minute in range(first, last + 1)}  # finished, waiting, lag
+    for entries in topics:
+        by_minute = {int(entry.at_ms // SAMPLE_MS): entry for entry in entries}
+        older = [entry for minute, entry in by_minute.items() if minute < first]
+        held = older[-1] if older else None
+        for minute, sum_of in sums.items():
+            entry = by_minute.get(minute)
+            if entry is not None:
+                # Of what finished before its first sample nobody knows when.
+                sum_of[0] += max(0, entry.finished - held.finished) if held else 0
+                held = entry
+            if held is not None:
+                sum_of[1] += held.waiting
+                sum_of[2] = max(sum_of[2], held.lag)
+    return [
+        Sample(
+            at_ms=minute * SAMPLE_MS,
+            finished_per_second=finished * 1000 / SAMPLE_MS,
+            lag=lag,
+            waiting=int(waiting),
         )
-    return chart
+        for minute, (finished, waiting, lag) in sums.items()
+    ][1:]
 
 
 # Pictures
 
 
-def _due(
-    ends: Sequence[float], by: Sequence[int], outbox: Mapping[tuple[str, int], int], step_ms: int
-) -> list[Bucket]:
-    """Counts up to each end as counts of each bar; the first one also has what is overdue."""
-    waiting = [0] * (len(ends) + 1)
-    for (_, minute), count in outbox.items():
-        waiting[bisect_right(ends, minute)] += count
-    bars = []
-    for n, end in enumerate(ends):
-        at = from_ms(end - step_ms).astimezone(get_current_timezone())
-        bars.append(
-            Bucket(label=f"{at:%H:%M}", count=by[n] - (by[n - 1] if n else 0) + waiting[n], at=at)
-        )
-    return bars
+class _DueCounts:
+    """What falls due, by bar and topic."""
+
+    def __init__(self, seen: _Seen, sql: DatabaseFigures) -> None:
+        self._sql = sql
+        size = len(seen.minutes) + len(seen.hours)
+        self._by_topic: dict[str, list[int]] = {}
+        for partition, counts in seen.snapshot.forecast.items():
+            if counts[-1]:
+                before = self._by_topic.get(partition.topic)
+                self._by_topic[partition.topic] = (
+                    [one + other for one, other in zip(before, counts, strict=True)]
+                    if before
+                    else list(counts)
+                )
+        self._all = [sum(column) for column in zip(*self._by_topic.values(), strict=True)]
+        self._all = self._all or [0] * size
+        most = Counter({topic: counts[-1] for topic, counts in self._by_topic.items()})
+        for (topic, _), count in sql.outbox_minutes.items():
+            most[topic] += count
+        self.stacked = sorted(topic for topic, _ in most.most_common(MOST_STACKED))
+
+    def bars(self, ends: Sequence[float], offset: int, step_ms: int) -> list[Bucket]:
+        """Counts up to each end as counts of each bar; the first one also has what is overdue."""
+        in_sql: dict[str, list[int]] = {}
+        every = [0] * (len(ends) + 1)
+        for (topic, minute), count in self._sql.outbox_minutes.items():
+            at = bisect_right(ends, minute)
+            every[at] += count
+            if topic in self.stacked:
+                in_sql.setdefault(topic, [0] * (len(ends) + 1))[at] += count
+        nothing = [0] * (len(ends) + offset)
+
+        def column(counts: Sequence[int], waiting: Sequence[int], nth: int) -> int:
+            before = counts[offset + nth - 1] if nth else 0
+            return counts[offset + nth] - before + waiting[nth]
+
+        bars = []
+        for nth, end in enumerate(ends):
+            parts = [
+                column(self._by_topic.get(topic, nothing), in_sql.get(topic, nothing), nth)
+                for topic in self.stacked
+            ]
+            count = column(self._all, every, nth)
+            bars.append(
+                Bucket(count=count, at=from_ms(end - step_ms), parts=[*parts, count - sum(parts)])
+            )
+        return bars
 
 
 def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:

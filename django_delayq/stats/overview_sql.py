@@ -23,7 +23,8 @@ DEAD_CAP = 50_000
 OUTBOX_CAP = 100_000
 #: The newest runs of each topic, whose lateness is shown.
 RUNS = 200
-#: Topics in one statement: each takes a short walk along an index. SQLite takes at most 500.
+#: Topics whose lateness is read, those that have finished most: each takes a short walk along an
+#: index. SQLite takes at most 500 in one statement.
 TOPICS_AT_ONCE = 100
 #: Older runs say nothing of now. They are dropped after the newest were found: a condition inside
 #: would make the database walk along all rows.
@@ -43,8 +44,8 @@ SELECT topic, COUNT(*) FROM (
 ) AS newest GROUP BY topic"""
 
 _OUTBOX = """
-SELECT topic, minute, COUNT(*) FROM (
-    SELECT topic,
+SELECT topic, minute, COUNT(*), MIN(due_at_ms) FROM (
+    SELECT topic, due_at_ms,
     CASE WHEN due_at_ms < %s THEN due_at_ms - due_at_ms %% {minute} ELSE NULL END AS minute
     FROM {outbox} WHERE status = %s ORDER BY relay_at_ms LIMIT {cap}
 ) AS nearest GROUP BY topic, minute"""
@@ -68,6 +69,8 @@ class DatabaseFigures:
     outbox_minutes: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Those of them that are due until the given instant, by topic and the beginning (ms) of their
     minute."""
+    outbox_due_ms: Mapping[str, int] = field(default_factory=dict)
+    """When the first waiting row of each topic is due."""
     lateness_ms: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Of the newest acked runs of each topic that are not older than RUNS_SINCE."""
     forecast: KeptForecast | None = None
@@ -91,14 +94,16 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
     outbox_table = connection.ops.quote_name(OutboxMessage._meta.db_table)
     late: dict[str, list[float]] = {topic: [] for topic in topics}
     outbox, minutes = Counter[str](), Counter[tuple[str, int]]()
+    due: dict[str, int] = {}
     with connection.cursor() as cursor:
         dead = count_open_dead_letters(cursor)
         cursor.execute(
             _OUTBOX.format(outbox=outbox_table, minute=MINUTE_MS, cap=OUTBOX_CAP),
             [until_ms, str(OutboxStatus.WAITING)],
         )
-        for topic, minute, count in cursor.fetchall():
+        for topic, minute, count, first_ms in cursor.fetchall():
             outbox[topic] += count
+            due[topic] = min(due.get(topic, first_ms), first_ms)
             if minute is not None:
                 minutes[topic, int(minute)] += count
         since = connection.ops.adapt_datetimefield_value(timezone.now() - RUNS_SINCE)
@@ -114,6 +119,7 @@ def read_database_figures(topics: Sequence[str], until_ms: int) -> DatabaseFigur
         dead_letters=dead,
         outbox=outbox,
         outbox_minutes=minutes,
+        outbox_due_ms=due,
         lateness_ms=late,
         forecast=newest_forecast(),
         unarchivable=UnarchivableEntry.objects.exists(),

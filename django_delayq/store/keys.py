@@ -21,7 +21,9 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:topics | set | topic:N, every number of partitions it has had |
 | PREFIX:workers | hash | worker -> heartbeat (JSON) |
 | PREFIX:quiet | hash | worker that claims nothing -> since when (ms) |
-| PREFIX:samples | stream | one entry per minute: figures of each topic (JSON) |
+| PREFIX:samples | stream | one entry per minute: figures of all topics together (JSON) |
+| PREFIX:samples:newest | stream | the last minutes: figures of each topic (JSON) |
+| PREFIX:samples:topic:TOPIC | stream | f, w, l: the minutes in which figures of the topic changed |
 | PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
 | PREFIX:calls:TOKEN:WINDOW | hash | calls of a token of the HTTP API in a window of time |
 | PREFIX:{call:DIGEST}:lock | string | such a call of the HTTP API is on its way |
@@ -133,8 +135,18 @@ def events_key(prefix: str) -> str:
 
 
 def samples_key(prefix: str) -> str:
-    """The stream of samples."""
+    """The stream of samples: all topics together."""
     return f"{prefix}:samples"
+
+
+def newest_samples_key(prefix: str) -> str:
+    """The stream of the newest samples: each topic."""
+    return f"{prefix}:samples:newest"
+
+
+def topic_samples_key(prefix: str, topic: str) -> str:
+    """The stream of the samples of one topic."""
+    return f"{prefix}:samples:topic:{topic}"
 
 
 def lock_key(prefix: str, name: str) -> str:

@@ -66,6 +66,25 @@ class PartitionStats(NamedTuple):
     """How many of those that are ready wait for the limit of their key."""
 
 
+class TopicSample(NamedTuple):
+    """A minute of a topic."""
+
+    at_ms: int
+    finished: int
+    """Since the first message."""
+    waiting: int
+    lag: float
+    """In seconds."""
+
+
+class TopicSamples(NamedTuple):
+    """A minute of all topics."""
+
+    at_ms: int
+    topics: Mapping[str, Mapping[str, float]]
+    """By topic: finished, waiting, lag."""
+
+
 class Snapshot(NamedTuple):
     """The figures of the overview."""
 
@@ -74,7 +93,7 @@ class Snapshot(NamedTuple):
     heartbeats: dict[str, dict[str, Any]]
     quiet: set[str]
     samples: Sequence[dict[str, Any]]
-    """The oldest first."""
+    """Of all topics together, the oldest first."""
     used: Sequence[Partition]
 
 
@@ -228,6 +247,35 @@ class Queries:
             samples=[json.loads(fields[b"sample"]) for _, fields in reversed(entries)],
             used=keys.partitions_in(topics),
         )
+
+    def sample_between(self, oldest_ms: float, newest_ms: float) -> TopicSamples | None:
+        """The newest sample of each topic that was taken in between. Only the last minutes are
+        kept."""
+        found = self._client.command(
+            "XREVRANGE",
+            keys.newest_samples_key(self._client.prefix),
+            *(int(newest_ms), int(oldest_ms), "COUNT", 1),
+        )
+        if not found:
+            return None
+        (entry, fields) = found[0]
+        return TopicSamples(int(entry.partition(b"-")[0]), json.loads(fields[b"topics"]))
+
+    def topic_samples(self, topics: Sequence[str], limit: int) -> Sequence[Sequence[TopicSample]]:
+        """The newest samples of each of these topics, the oldest first: minutes in which its
+        figures changed. One round trip."""
+        prefix = self._client.prefix
+        reads = [
+            Read("XREVRANGE", None, (keys.topic_samples_key(prefix, t), "+", "-", "COUNT", limit))
+            for t in topics
+        ]
+        return [
+            [
+                TopicSample(int(one[b"at"]), int(one[b"f"]), int(one[b"w"]), float(one[b"l"]))
+                for _, one in reversed(entries)
+            ]
+            for entries in (self._client.read_all(reads) if reads else [])
+        ]
 
     def task_name(self, partition: Partition, code: bytes) -> str:
         """The name behind a task code, `code:` and its digits when Redis does not know it."""

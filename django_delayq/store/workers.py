@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from ..core.exceptions import StoreError
 from . import keys
 from .client import RedisClient
+from .redis_errors import ERRORS
 
 #: Milliseconds from one sample to the next, and how many samples are kept: those of a day.
 SAMPLE_MS = 60_000
 SAMPLES = 1_440
+#: Samples that are kept of each topic, and of how many topics at most each minute is. Of more
+#: topics it is every tenth minute: a day of a topic's minutes takes 30 KB.
+NEWEST, MOST_BY_MINUTE, MINUTES_APART = 13, 1_000, 10
 #: How long we keep the note that a worker is quiet. The worker has ended by then, and no other gets
 #: its name.
 QUIET_KEPT_MS = 86_400_000
@@ -87,7 +93,54 @@ class Workers:
         """The next process may take the lock. By EXPIRE: the Redis user has that right anyway."""
         self._client.command("EXPIRE", keys.lock_key(self._client.prefix, name), 0)
 
-    def add_sample(self, sample: str) -> None:
-        """Add a sample (JSON). Samples older than about a day are removed."""
-        key = keys.samples_key(self._client.prefix)
-        self._client.command("XADD", key, "MAXLEN", "~", SAMPLES, "*", "sample", sample)
+    def add_sample(self, at_ms: int, topics: Mapping[str, Mapping[str, float]]) -> None:
+        """Note `finished` (a counter), `waiting` and `lag` of each topic at this instant. Samples
+        older than about a day are removed.
+
+        A topic has an entry of its own for each minute in which its figures have changed: topics
+        in which nothing happens cost nothing.
+        """
+        prefix, redis_py = self._client.prefix, self._client.redis
+        newest = self._client.command(
+            "XREVRANGE", keys.newest_samples_key(prefix), "+", "-", "COUNT", 1
+        )
+        before = json.loads(newest[0][1][b"topics"]) if newest else {}
+        rows = topics.values()
+        together = {
+            "at_ms": at_ms,
+            "finished": sum(row["finished"] for row in rows),
+            "waiting": sum(row["waiting"] for row in rows),
+            "lag": max((row["lag"] for row in rows), default=0.0),
+        }
+        # Alone, and first: a store that is frozen for a move refuses it.
+        sample = ("sample", json.dumps(together))
+        self._add(keys.samples_key(prefix), SAMPLES, at_ms, *sample)
+        self._add(
+            keys.newest_samples_key(prefix), NEWEST, at_ms, "topics", json.dumps(dict(topics))
+        )
+        if len(topics) > MOST_BY_MINUTE and at_ms // SAMPLE_MS % MINUTES_APART:
+            return
+        try:
+            pipeline = redis_py.pipeline(transaction=False)
+            for topic, row in topics.items():
+                if row != before.get(topic):
+                    key = keys.topic_samples_key(prefix, topic)
+                    fields = ("at", at_ms, "f", row["finished"], "w", row["waiting"])
+                    lag = ("l", round(row["lag"], 1))
+                    pipeline.execute_command(
+                        "XADD", key, "MAXLEN", "~", SAMPLES, "*", *fields, *lag
+                    )
+                    pipeline.execute_command("EXPIRE", key, 2 * SAMPLES * SAMPLE_MS // 1000)
+            pipeline.execute()
+        except ERRORS as error:
+            raise self._client.failed(error) from error
+
+    def _add(self, key: str, most: int, at_ms: int, *fields: str) -> None:
+        """An entry whose id is its instant: so they are found by time."""
+        try:
+            self._client.command("XADD", key, "MAXLEN", "~", most, at_ms, *fields)
+        except StoreError as error:
+            if "equal or smaller" not in str(error):
+                raise
+            # The clock of this Redis is behind that of the one before.
+            self._client.command("XADD", key, "MAXLEN", "~", most, "*", *fields)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..core import present
 from ..core.present import distance, visible
-from ..core.times import in_words, local
+from ..core.times import aware, local
 
 #: Characters of one text that a page shows.
 MOST_SHOWN = 100_000
@@ -39,7 +39,30 @@ def instant(when: datetime | None, now: datetime | None = None) -> SafeString | 
     2.4 s."""
     if when is None:
         return "–"
-    return format_html("{}, <small>{}</small>", moment(when), distance(when, now))
+    return format_html("{}, <small>{}</small>", moment(when), live_distance(when, now))
+
+
+@register.filter
+def live_distance(when: datetime | None, now: datetime | None = None) -> SafeString | str:
+    """`in 2.4 s` or `3 min ago`, which times.js keeps up to date."""
+    if when is None:
+        return "–"
+    return format_html(
+        '<span data-delayq-at="{}">{}</span>', aware(when).isoformat(), distance(when, now)
+    )
+
+
+@register.filter
+def live_next_due(when: datetime | None, now: datetime) -> SafeString | str:
+    """`in 2.4 s` or `overdue`, which times.js keeps up to date."""
+    if when is None:
+        return "–"
+    return format_html(
+        '<span data-delayq-at="{}" data-delayq-overdue="{}">{}</span>',
+        aware(when).isoformat(),
+        _("overdue"),
+        present.next_due(when, now),
+    )
 
 
 @register.filter
@@ -54,7 +77,7 @@ def moment(when: datetime | None) -> SafeString | str:
 @register.filter
 def milliseconds(amount: float | None) -> str:
     """A length of time given in milliseconds."""
-    return "–" if amount is None else in_words(amount / 1000)
+    return "–" if amount is None else present.seconds(amount / 1000)
 
 
 @register.filter

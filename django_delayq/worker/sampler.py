@@ -1,8 +1,8 @@
-"""Notes once a minute how each topic is: the history behind the overview's chart."""
+"""Notes once a minute how each topic is: the history behind the charts."""
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from typing import Any
 
 from ..core.message import Final
@@ -26,14 +26,12 @@ class Sampler(Service):
         """Take the sample of this minute, unless somebody has."""
         if self._store.workers.acquire_lock("sample", SAMPLE_MS - 5_000):
             partitions = self._store.topics.used_partitions()
-            found = list(zip(partitions, self._store.queries.all_stats(partitions), strict=True))
-            topics = {
-                topic: sample_of([stats for partition, stats in found if partition.topic == topic])
-                for topic in {partition.topic for partition in partitions}
-            }
-            self._store.workers.add_sample(
-                json.dumps({"at_ms": int(self._store.clock_ms()), "topics": topics})
-            )
+            parts: dict[str, list[PartitionStats]] = defaultdict(list)
+            found = self._store.queries.all_stats(partitions)
+            for partition, stats in zip(partitions, found, strict=True):
+                parts[partition.topic].append(stats)
+            topics = {topic: sample_of(of_topic) for topic, of_topic in parts.items()}
+            self._store.workers.add_sample(int(self._store.clock_ms()), topics)
         return self.interval
 
 

@@ -40,12 +40,13 @@ def overview(**changes: Any) -> Overview:
         "minutes": buckets(60, timedelta(minutes=1)),
         "hours": buckets(24, timedelta(hours=1)),
         "lateness": [
-            Bucket(label="≤ 1 ms", count=3),
-            Bucket(label="≤ 2 ms", count=190),
-            Bucket(label="> 2 ms", count=7),
+            Bucket(count=3, up_to_ms=1),
+            Bucket(count=190, up_to_ms=2),
+            Bucket(count=7, up_to_ms=5),
         ],
         "samples": [sample(minute) for minute in range(180)],
         "workers": [worker("one"), worker("two")],
+        "stacked": ["orders"],
     }
     return Overview(**{**usual, **changes})
 
@@ -60,10 +61,8 @@ def empty(**changes: Any) -> Overview:
 
 def buckets(number: int, step: timedelta) -> list[Bucket]:
     """0, 1, 2 ... messages."""
-    return [
-        Bucket(label=f"{AT + step * nth:%H:%M}", count=nth, at=AT + step * nth)
-        for nth in range(number)
-    ]
+    begin = AT.replace(second=0)
+    return [Bucket(count=nth, at=begin + step * nth, parts=[nth, 0]) for nth in range(number)]
 
 
 def sample(minute: int) -> Sample:

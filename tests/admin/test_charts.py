@@ -1,102 +1,136 @@
-"""Pictures are right, safe, and can be read without eyes."""
+"""Charts are right, safe, and can be read without eyes."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timezone
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from django_delayq.admin import charts
-from django_delayq.stats.overview import Bucket
-from tests.admin.by_hand import buckets
+from django_delayq.admin.charts import Axis, Chart, Series
 
 MARKUP = "<script>alert(1)</script>\"'&"
+AT = datetime(2026, 11, 20, 10, 20, tzinfo=timezone.utc).timestamp()
 
 
-def picture(of: Sequence[Bucket], what: str = "Due in the next hour") -> ElementTree.Element:
-    return ElementTree.fromstring(charts.bars("due", of, what=what, unit="Minute"))
+def chart(*counts: int, **changes: Any) -> Chart:
+    """Bars of minutes."""
+    usual: dict[str, Any] = {
+        "name": "due",
+        "title": "Due in the next hour",
+        "axes": [Axis(title="Messages")],
+        "series": [Series(label="Messages", values=counts)],
+        "at": [AT + 60 * nth for nth in range(len(counts))],
+        "step": 60,
+        "x_title": "Due",
+        "ranges": [f"10:{20 + nth}" for nth in range(len(counts))],
+    }
+    return Chart(**{**usual, **changes})
 
 
-def test_each_bar_stands_where_its_minute_is_and_is_as_high_as_its_count():
-    rects = list(picture(buckets(60, timedelta(minutes=1))).iter("rect"))
-    assert len(rects) == 59  # nothing is drawn for nothing
-    for rect, count in zip(rects, range(1, 60), strict=True):
-        assert float(rect.attrib["height"]) == pytest.approx(
-            max(2.0, count / 59 * charts.HEIGHT), abs=0.06
-        )
-        bottom = float(rect.attrib["y"]) + float(rect.attrib["height"])
-        assert bottom == pytest.approx(charts.ABOVE + charts.HEIGHT, abs=0.11)
-        middle = float(rect.attrib["x"].rstrip("%")) + float(rect.attrib["width"].rstrip("%")) / 2
-        assert middle == pytest.approx((count + 0.5) * 100 / 60, abs=0.01)
+def figure(of: Chart) -> ElementTree.Element:
+    return ElementTree.fromstring(of.html)
 
 
-def test_the_table_has_the_same_numbers_as_the_bars():
-    figure = picture(buckets(24, timedelta(hours=1)))
-    tooltips = [rect.findtext("title") for rect in figure.iter("rect")]
-    rows = [f"{row.findtext('th')}: {row.findtext('td')}" for row in figure.iterfind(".//tbody/tr")]
-    assert rows == tooltips
-    assert sum(int(row.split(": ")[1]) for row in rows) == sum(range(24))
-    assert "276" in (figure.findtext("figcaption") or "")
+def drawn(of: Chart) -> dict[str, Any]:
+    """What the script reads."""
+    plot = figure(of).find("div[@role='img']")
+    assert plot is not None
+    return json.loads(plot.attrib["data-delayq-chart"])
+
+
+def rows(of: Chart) -> list[str]:
+    return [
+        " ".join(text.strip() for text in row.itertext())
+        for row in figure(of).iterfind(".//tbody/tr")
+    ]
+
+
+def test_the_script_and_the_table_have_the_same_numbers():
+    of = chart(4, 0, 96)
+    assert drawn(of)["series"][0]["values"] == [4, 0, 96]
+    assert drawn(of)["at"] == [AT, AT + 60, AT + 120]
+    assert rows(of) == ["10:20 4", "10:22 96"], "nothing is written for nothing"
 
 
 def test_a_sentence_says_what_the_picture_shows():
-    svg = picture([Bucket(label="10:22", count=4), Bucket(label="10:23", count=96)]).find("svg")
-    assert svg is not None
-    title = svg.find("title")
-    assert title is not None and title.text == "Due in the next hour: 100, peak 96 at 10:23."
-    assert svg.attrib["role"] == "img"
-    assert svg.attrib["aria-labelledby"] == title.attrib["id"]
+    of = chart(4, 96)
+    plot = figure(of).find("div[@role='img']")
+    assert plot is not None
+    assert plot.attrib["aria-label"] == "Due in the next hour: 100, peak 96 at 10:21."
+    assert figure(of).findtext("figcaption") == plot.attrib["aria-label"]
 
 
-def test_one_among_a_million_is_seen():
-    figure = picture([Bucket(label="10:22", count=1), Bucket(label="10:23", count=1_000_000)])
-    assert [rect.attrib["height"] for rect in figure.iter("rect")] == ["2.0", "120.0"]
-
-
-@pytest.mark.parametrize("none", [[], [Bucket(label="10:22", count=0)]])
-def test_nothing_is_said_and_not_drawn(none: list[Bucket]):
-    figure = picture(none)
-    assert [part.tag for part in figure] == ["figcaption"]
-    assert figure.findtext("figcaption") == "Due in the next hour: nothing."
-
-
-def test_not_more_labels_than_there_is_room_for():
-    labels = [
-        text
-        for text in picture(buckets(60, timedelta(minutes=1))).iter("text")
-        if "label" in text.attrib["class"]
+def test_what_stands_on_each_other_is_told_apart_by_its_name():
+    series = [
+        Series(label="orders", values=[1, 2], colour="0"),
+        Series(label="all others", values=[3, 0], colour="6"),
     ]
-    assert [label.text for label in labels][:3] == ["10:20", "10:25", "10:30"]
-    assert len(labels) == 12
-    assert len([label for label in labels if "delayq-minor" in label.attrib["class"]]) == 6
+    of = chart(series=series, at=[AT, AT + 60], ranges=["10:20", "10:21"])
+    assert [item.text for item in figure(of).iterfind("ul/li")] == ["orders", "all others"]
+    assert rows(of) == ["10:20 1 3", "10:21 2 0"]
+    assert "Due in the next hour: 6, peak 4 at 10:20." in of.html
+
+
+def test_times_and_rates_have_their_units():
+    axes = [Axis(title="Finished", unit="rate"), Axis(title="Lag", unit="duration")]
+    series = [Series(label="F", values=[12.5]), Series(label="L", values=[4380.0], axis=1)]
+    of = chart(axes=axes, series=series, at=[AT], ranges=["10:20"])
+    assert rows(of) == ["10:20 12.5/s 1 h 13 min"]
+
+
+def test_a_bar_leads_to_the_list_of_its_messages():
+    of = chart(5, 0, 7, listed="/waiting/?topic=a&")
+    assert [of.link(nth) for nth in range(3)] == [
+        "/waiting/?topic=a&until=2026-11-20T10:21Z",  # the first one has what is overdue, too
+        "",
+        "/waiting/?topic=a&since=2026-11-20T10:22Z&until=2026-11-20T10:23Z",
+    ]
+    assert [link.attrib["href"] for link in figure(of).iterfind(".//tbody//a")] == [
+        of.link(0),
+        of.link(2),
+    ]
+
+
+@pytest.mark.parametrize("none", [(), (0, 0)])
+def test_nothing_is_said_and_not_drawn(none: tuple[int, ...]):
+    parts = figure(chart(*none))
+    assert "div" not in [part.tag for part in parts] and parts.find("details") is None
+    if none:
+        assert parts.findtext("figcaption") == "Due in the next hour: nothing."
 
 
 def test_markup_in_labels_is_text():
-    html = charts.bars("due", [Bucket(label=MARKUP, count=1)], what=MARKUP, unit=MARKUP)
-    assert "<script" not in html
-    assert (
-        ElementTree.fromstring(html).findtext("figcaption") == f"{MARKUP}: 1, peak 1 at {MARKUP}."
-    )
+    of = chart(
+        *(1, 2), title=MARKUP, x_title=MARKUP, ranges=[MARKUP] * 2, axes=[Axis(title=MARKUP)],
+        series=[Series(label=MARKUP, values=[1, 2])] * 2,
+        marks=[(datetime.now(tz=timezone.utc), MARKUP)],
+    )  # fmt: skip
+    assert "<script" not in of.html
+    assert drawn(of)["marks"][0][1] == MARKUP
+    assert str(figure(of).findtext("figcaption")).startswith(MARKUP)
 
 
 def test_no_style_that_a_strict_policy_would_refuse():
-    html = charts.bars("due", buckets(60, timedelta(minutes=1)), what="Due", unit="Minute")
-    html += charts.sparkline([1.0, 2.0], title="Lag")
+    html = chart(*range(60)).html + charts.sparkline([1.0, 2.0], title="Lag")
     assert not re.search(r"\bstyle=|\bon\w+=|<style", html)
 
 
-def test_a_sparkline_runs_from_the_oldest_value_on_the_left_to_the_newest_on_the_right():
-    svg = ElementTree.fromstring(charts.sparkline([0.0, 10.0, 5.0], title=MARKUP))
-    points = svg.find("polyline")
-    assert points is not None and points.attrib["points"] == "0.0,23.0 50.0,1.0 100.0,12.0"
-    assert svg.findtext("title") == MARKUP
+def test_the_table_can_be_scrolled_by_keyboard_and_has_a_name():
+    box = figure(chart(1)).find(".//div[@class='delayq-scroll']")
+    assert box is not None
+    assert (box.attrib["tabindex"], box.attrib["role"]) == ("0", "region")
+    assert box.attrib["aria-label"] == "Due in the next hour"
 
 
-def test_a_sparkline_of_zeros_is_a_line_at_the_bottom():
-    assert 'points="0.0,23.0 100.0,23.0"' in charts.sparkline([0.0, 0.0], title="Lag")
+def test_a_line_without_axes_has_a_name():
+    line = ElementTree.fromstring(charts.sparkline([0.0, 10.0, 5.0], title=MARKUP))
+    assert json.loads(line.attrib["data-delayq-spark"]) == [0, 10, 5]
+    assert (line.attrib["role"], line.attrib["aria-label"]) == ("img", MARKUP)
 
 
 @pytest.mark.parametrize("values", [[], [1.0]])

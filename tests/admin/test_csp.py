@@ -62,7 +62,7 @@ def shown_pages() -> Iterator[site.PageRoute]:
     return (
         page
         for page in site._pages
-        if "GET" in page.methods and page.name not in ("live", "archive_csv", "bulk_csv")
+        if "GET" in page.methods and page.name not in ("archive_csv", "bulk_csv")
     )
 
 

@@ -54,9 +54,9 @@ def test_what_waits_and_what_was_done_is_in_the_row_of_its_topic(viewer: Client,
         if f'"{address("topic", topic="orders")}"' in row
     ]
     assert len(rows) == 1
-    assert re.match(r"orders no worker 0 0 ms in (1 h|60 min|3.6\S* s) 0 2 0 ", rows[0])
+    assert re.match(r"orders no worker 0 0 in (1 h|60 min) 0 2 0 ", rows[0])
     assert (
-        "Due in the next hour: 2, peak 2 at" in html or "Due in the next day: 2, peak 2 at" in html
+        "Due in the next hour: 2, peak 2" in html or "Due in the next 24 hours: 2, peak 2" in html
     )
 
 
@@ -65,6 +65,8 @@ def test_rows_lead_to_their_topic_and_its_dead_letters(viewer: Client, shown: Ca
     html = page(viewer)
     assert f'<a href="{address("topic", topic="a-b")}">a-b</a>' in html
     assert f'<a href="{address("dead_letters")}?topic=a-b">1,204</a>' in html
+    rows = re.findall(r"<tr>.*?</tr>", html, re.S)
+    assert sum(">a-b<" in row for row in rows) == 1, "each topic stands once on the page"
 
 
 def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
@@ -82,7 +84,7 @@ def test_the_tiles_are_the_sums(viewer: Client, shown: Callable[..., None]):
         "Backlog 12 lag 9 s",
         "Next due in 2.4 s orders",
         "and 3 in the outbox (or more)",
-        "Leased 6 10 to be archived",
+        "Running 6 10 to be archived",
         "Finished per second 25.0",
         "Open dead letters 14+",
         "Workers 2",
@@ -103,16 +105,10 @@ def test_a_topic_without_figures_yet_shows_dashes(viewer: Client, shown: Callabl
 def test_the_three_pictures_and_the_chart_are_there(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
     html = page(viewer)
-    assert [
-        html.count(f'id="delayq-{name}"') for name in ("minutes", "hours", "lateness", "chart-data")
-    ] == [
-        1,
-        1,
-        1,
-        1,
-    ]
-    assert html.count("<polyline") == 3
-    past = re.findall(r'<details id="delayq-past-numbers">.*?</details>', html, re.S)[0]
+    for name in ("minutes", "hours", "lateness", "throughput"):
+        assert html.count(f'<figure class="delayq-chart" id="delayq-{name}">') == 1
+    assert html.count("data-delayq-spark=") == 3
+    past = re.findall(r'<details id="delayq-throughput-numbers">.*?</details>', html, re.S)[0]
     assert past.count("<tr>") == 1 + 180 // 10
 
 
@@ -127,7 +123,7 @@ def test_what_is_overdue_is_called_so(viewer: Client, shown: Callable[..., None]
     shown(by_hand.overview(topics=[late]))
     html = page(viewer)
     assert "Next due overdue orders" in text_of(html)
-    assert re.search(r'<td class="delayq-number">overdue</td>', html)
+    assert re.search(r'<td class="delayq-number"><span [^>]*>overdue</span></td>', html)
     assert "ago" not in text_of(re.findall(r"<ul class=.delayq-tiles.*?</ul>", html, re.S)[0])
 
 
@@ -136,15 +132,13 @@ def test_the_first_bar_says_that_it_has_what_is_overdue(viewer: Client, shown: C
     shown(by_hand.overview(minutes=[replace(bars[0], count=1000), *bars[1:]]))
     html = page(viewer)
     assert "peak 1,000 at 10:20 or overdue." in html
-    assert '<th scope="row">10:20 or overdue</th>' in html
-    assert ">now</text>" in html
+    assert re.search(r'<th scope="row"><a href="[^"]*">10:20 or overdue</a></th>', html)
 
 
 def test_it_is_said_which_runs_the_lateness_is_of(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    assert "The newest 200 acked runs of each topic that ended within the last 24 hours." in page(
-        viewer
-    )
+    words = "Based on the latest 200 successful runs per topic in the last 24 hours"
+    assert words in page(viewer)
 
 
 def test_long_names_may_break_after_dots_and_underscores(
@@ -160,8 +154,8 @@ def test_instants_are_of_the_projects_zone_on_both_sides_of_greenwich(zone: str)
         here = by_hand.AT.astimezone(ZoneInfo(zone))
         html = instant(by_hand.AT, by_hand.AT - timedelta(seconds=2.4))
     assert (
-        html
-        == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, <small>in 2.4 s</small>'
+        html == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, '
+        f'<small><span data-delayq-at="{by_hand.AT.isoformat()}">in 2.4 s</span></small>'
     )
 
 
@@ -177,7 +171,7 @@ def test_every_page_names_the_zone_and_has_a_link_to_reload(viewer: Client, dela
 
 def test_the_fragment_is_the_changing_part_of_the_page(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    answer = viewer.get(address("live"))
+    answer = viewer.get(address("changelist") + "?part=1")
     html = answer.content.decode()
     assert "no-store" in answer["Cache-Control"]
     assert "<html" not in html and "csrfmiddlewaretoken" not in html
@@ -188,20 +182,24 @@ def test_the_fragment_is_the_changing_part_of_the_page(viewer: Client, shown: Ca
 
 def test_what_has_not_changed_is_not_sent_again(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview())
-    etag = viewer.get(address("live"))["ETag"]
-    again = viewer.get(address("live"), headers={"If-None-Match": etag})
+    part = address("changelist") + "?part=1"
+    etag = viewer.get(part)["ETag"]
+    again = viewer.get(part, headers={"If-None-Match": etag})
     assert (again.status_code, again.content, again["ETag"]) == (304, b"", etag)
+    # Distances go on by themselves: the clock alone is no change.
     shown(by_hand.overview(at=by_hand.AT + timedelta(seconds=1)))
-    changed = viewer.get(address("live"), headers={"If-None-Match": etag})
+    assert viewer.get(part, headers={"If-None-Match": etag}).status_code == 304
+    shown(by_hand.overview(topics=[by_hand.topic(backlog=8)]))
+    changed = viewer.get(part, headers={"If-None-Match": etag})
     assert changed.status_code == 200
     assert changed["ETag"] != etag
 
 
 def test_only_those_who_may_see_it_get_it(as_user: Callable[..., Client], client: Any):
-    for name in ("changelist", "live"):
-        assert as_user().get(address(name)).status_code == 403
-        assert Client().get(address(name)).status_code == 302
-        assert as_user("view_dashboard").post(address(name)).status_code == 405
+    for where in (address("changelist"), address("changelist") + "?part=1"):
+        assert as_user().get(where).status_code == 403
+        assert Client().get(where).status_code == 302
+        assert as_user("view_dashboard").post(where).status_code == 405
 
 
 # What it costs
@@ -218,7 +216,7 @@ def test_the_cost_does_not_grow_with_the_queue(
     assert queries_of(viewer) == before
     began = time.perf_counter()
     with CaptureQueriesContext(connection) as kept:
-        viewer.get(address("live"))
+        viewer.get(address("changelist") + "?part=1")
     took_ms = (time.perf_counter() - began) * 1000
     assert len(kept) <= 4  # the session, the user and what it may do: the figures are kept
     record_property("server_time_ms", round(took_ms, 1))
@@ -228,5 +226,5 @@ def test_the_cost_does_not_grow_with_the_queue(
 def queries_of(viewer: Client) -> int:
     overview.reader_of.cache_clear()
     with CaptureQueriesContext(connection) as queries:
-        viewer.get(address("live"))
+        viewer.get(address("changelist") + "?part=1")
     return len(queries)

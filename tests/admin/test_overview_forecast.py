@@ -36,11 +36,7 @@ def kept(**changes: Any) -> KeptForecast:
         "peak_at": TODAY + timedelta(hours=12),
         "peak": 61_000,
         "drain_rate": 4_357.0,
-        "days": [
-            (TODAY, 62_000),
-            *((TODAY + DAY * n, 0) for n in range(1, 13)),
-            (TODAY + DAY * 13, 500),
-        ],
+        "hours": [(TODAY + timedelta(hours=12), 62_000), (TODAY + DAY * 13, 500)],
     }
     return KeptForecast(**{**usual, **changes})
 
@@ -55,12 +51,10 @@ def test_the_peak_is_told_as_work(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept()))
     said = text_of(section(page(viewer)))
     assert (
-        "Taken 2026-11-20 09:20:11 , 60 min ago : 70,500 messages waited in Redis and in the outbox, 3 of them "
+        "As of 2026-11-20 09:20:11 , 1 h ago : 70,500 waiting messages in Redis and in the outbox, 3 of them "
         "overdue." in said
     )
-    assert (
-        "Most messages fall due in the minute of 2026-11-20 12:00:00 , in 100 min : 61,000." in said
-    )
+    assert "Busiest minute: 2026-11-20 12:00:00 , in 1 h 40 min , 61,000 messages." in said
     assert "That is 14 s of work at 4,357 messages per second." in said
     assert "Due after these days: 8,000." in said
     assert "older than a day" not in said
@@ -69,11 +63,17 @@ def test_the_peak_is_told_as_work(viewer: Client, shown: Callable[..., None]):
 def test_days_are_a_picture_with_its_numbers(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept()))
     html = section(page(viewer))
-    assert html.count("<rect") == 2
-    assert "Due by day (UTC): 62,500, peak 62,000 at 11-20." in html
-    assert re.findall(r'<th scope="row">(.*?)</th><td class="delayq-number">(.*?)</td>', html) == [
-        ("11-20", "62,000"), ("12-03", "500"),
-    ]  # fmt: skip
+    assert "Due by day: 62,500, peak 62,000 at 2026-11-20 or overdue." in html
+    rows = re.findall(r'<th scope="row"><a href=".*?">(.*?)</a></th><td .*?>(.*?)</td>', html)
+    assert rows == [("2026-11-20 or overdue", "62,000"), ("2026-12-03", "500")]
+
+
+def test_days_are_those_of_the_projects_zone(
+    viewer: Client, shown: Callable[..., None], settings: Any
+):
+    settings.TIME_ZONE = "Asia/Tokyo"
+    shown(by_hand.overview(forecast=kept(hours=[(TODAY + timedelta(hours=16), 7)])))
+    assert "Due by day: 7, peak 7 at 2026-11-21." in section(page(viewer))
 
 
 def test_a_forecast_of_yesterday_has_a_warning(viewer: Client, shown: Callable[..., None]):
@@ -87,15 +87,11 @@ def test_a_forecast_of_yesterday_has_a_warning(viewer: Client, shown: Callable[.
 def test_what_is_not_known_is_not_told(viewer: Client, shown: Callable[..., None]):
     shown(by_hand.overview(forecast=kept(drain_rate=None)))
     said = section(page(viewer))
-    assert "Most messages fall due" in said and "of work" not in said
-    shown(
-        by_hand.overview(
-            forecast=kept(waiting=0, overdue=0, peak=0, peak_at=None, days=[(TODAY, 0)])
-        )
-    )
+    assert "Busiest minute" in said and "of work" not in said
+    shown(by_hand.overview(forecast=kept(waiting=0, overdue=0, peak=0, peak_at=None, hours=[])))
     said = section(page(viewer))
-    assert "Most messages fall due" not in said and "Due after" not in said
-    assert "Due by day (UTC): nothing." in said
+    assert "Busiest minute" not in said and "Due after" not in said
+    assert "Due by day: nothing." in said
 
 
 def test_who_makes_none_sees_nothing_of_it(viewer: Client, shown: Callable[..., None]):
@@ -112,7 +108,7 @@ def test_it_speaks_the_language(
     with translation.override(language):
         said = section(page(viewer))
     assert word in page(viewer)
-    assert not re.search(r"waited|overdue|fall due|work|older|Due", text_of(said))
+    assert not re.search(r"waiting|overdue|Busiest|work|older|Due", text_of(said))
 
 
 # Reading it
@@ -141,9 +137,9 @@ def test_the_newest_is_read_with_its_next_days(delayq: RedisStore):
     written(by_hand.AT - 2 * DAY, {TODAY: 99})
     found = newest_forecast()
     assert found is not None
-    assert (found.taken_at, found.waiting, found.work, found.later) == (by_hand.AT, 24, 0.5, 10)
-    assert len(found.days) == FORECAST_DAYS
-    assert {at: messages for at, messages in found.days if messages} == {
+    assert (found.taken_at, found.waiting, found.work, found.later()) == (by_hand.AT, 24, 0.5, 10)
+    assert len(found.days()) == FORECAST_DAYS
+    assert {at: messages for at, messages in found.days() if messages} == {
         TODAY: 6,
         TODAY + 13 * DAY: 8,
     }
@@ -157,8 +153,8 @@ def test_times_without_a_zone_are_those_of_the_project(delayq: RedisStore, setti
     found = newest_forecast()
     assert found is not None
     assert (found.taken_at, found.peak_at) == (by_hand.AT, by_hand.AT)
-    assert found.days[0] == (TODAY, 3)
-    assert found.days[0][0].tzinfo == timezone.utc
+    assert found.hours == [(TODAY, 3)]
+    assert found.hours[0][0].tzinfo == timezone.utc
 
 
 @pytest.mark.django_db
@@ -170,6 +166,6 @@ def test_it_costs_two_queries_and_reaches_the_page(viewer: Client, delayq: Redis
         newest_forecast()
     assert len(queries) == 2
     overview.reader_of.cache_clear()
-    assert "3 messages waited in Redis and in the outbox, 1 of them overdue." in text_of(
+    assert "3 waiting messages in Redis and in the outbox, 1 of them overdue." in text_of(
         section(page(viewer))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -88,10 +89,16 @@ def figure(html: str, name: str) -> ElementTree.Element:
 def bars(html: str, name: str) -> list[str]:
     """What is said of the bars, also to those who do not see them."""
     drawn = figure(html, name)
-    said = [rect.findtext("title") or "" for rect in drawn.iter("rect")]
-    table = [f"{row.findtext('th')}: {row.findtext('td')}" for row in drawn.iterfind(".//tbody/tr")]
-    assert said == table
+    said = [f"{row.findtext('th')}: {row.findtext('td')}" for row in drawn.iterfind(".//tbody/tr")]
+    assert sum(bool(value) for value in script_of(drawn)["series"][0]["values"]) == len(said)
     return said
+
+
+def script_of(drawn: ElementTree.Element) -> dict[str, Any]:
+    """What the script draws."""
+    plot = drawn.find("div[@role='img']")
+    assert plot is not None
+    return json.loads(plot.attrib["data-delayq-chart"])
 
 
 def tiles(html: str) -> dict[str, str]:
@@ -114,12 +121,11 @@ def task_rows(html: str) -> list[list[str]]:
 
 def test_a_day_by_hours_is_shown_at_first(busy: None, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"))
-    assert bars(html, "finished") == ["10:00: 2", "12:00: 200"]
-    assert bars(html, "dead") == ["12:00: 50"]
-    assert bars(html, "late") == ["10:00: 800", "12:00: 2"]
-    assert (
-        len(figure(html, "finished").findall(".//text")) > 10
-    )  # hours without messages have their place
+    assert bars(html, "finished") == ["10:00 to 11:00: 2", "12:00 to 13:00: 200"]
+    assert bars(html, "dead") == ["12:00 to 13:00: 50"]
+    assert bars(html, "late") == ["10:00 to 11:00: 800 ms", "12:00 to 13:00: 2 ms"]
+    # Hours without messages have their place.
+    assert len(script_of(figure(html, "finished"))["at"]) == 24
     assert '<option value="24h" selected>' in html
 
 
@@ -127,7 +133,7 @@ def test_longer_periods_are_shown_by_days(busy: None, as_user: Callable[..., Cli
     client = as_user("view_dashboard")
     for period in ("7d", "30d", "90d"):
         html = page(client, period=period)
-        assert bars(html, "finished") == ["11-17: 7", "11-20: 202"]
+        assert bars(html, "finished") == ["2026-11-17: 7", "2026-11-20: 202"]
         assert f'<option value="{period}" selected>' in html
 
 
@@ -135,15 +141,15 @@ def test_pictures_say_what_they_show(busy: None, as_user: Callable[..., Client])
     html = page(as_user("view_dashboard"))
     assert (
         figure(html, "finished").findtext("figcaption")
-        == "Finished by hour (UTC): 202, peak 200 at 12:00."
+        == "Finished by hour: 202, peak 200 at 12:00 to 13:00."
     )
     assert (
         figure(html, "late").findtext("figcaption")
-        == "Lateness, p99 in ms, by hour (UTC): peak 800 at 10:00."
+        == "p99 lateness by hour: peak 800 ms at 10:00 to 11:00."
     )
     assert [th.text for th in figure(html, "dead").findall(".//thead//th")] == [
-        "Hour (UTC)",
-        "Messages",
+        "Hour",
+        "Dead",
     ]
     assert (
         figure(page(as_user("view_dashboard"), period="7d"), "dead").findtext(".//thead//th")
@@ -160,11 +166,11 @@ def test_tiles_are_the_figures_of_the_whole_period(busy: None, as_user: Callable
     html = page(as_user("view_dashboard"))
     assert tiles(html) == {
         "Finished": "202", "Acked": "151", "Dead": "50", "Cancelled": "0", "Expired": "1",
-        "Late p50, p99": "2 ms, 2 ms", "Ran p50, p99": "20 ms, 20 ms",
+        "Lateness p50, p99": "2 ms, 2 ms", "Ran p50, p99": "20 ms, 20 ms",
     }  # fmt: skip
-    assert "<b>50</b><small>24.9 %</small>" in html
-    assert "at most 800 ms" in html
-    assert "at most 90 s" in html
+    assert "<b>50</b><small>24.9 % of acked and dead</small>" in html
+    assert "max 800 ms" in html
+    assert "max 1 min 30 s" in html
 
 
 def test_tasks_have_a_row_each(busy: None, as_user: Callable[..., Client]):
@@ -186,12 +192,15 @@ def test_thousands_are_parted(count: Callable[[], None], as_user: Callable[..., 
     finish(NOW, count=1234)
     count()
     html = page(as_user("view_dashboard"))
-    assert (tiles(html)["Acked"], bars(html, "finished")) == ("1,234", ["12:00: 1,234"])
+    assert (tiles(html)["Acked"], bars(html, "finished")) == ("1,234", ["12:00 to 13:00: 1,234"])
 
 
 def test_one_topic_may_be_chosen(busy: None, as_user: Callable[..., Client]):
     html = page(as_user("view_dashboard"), period="7d", topic="mail")
-    assert (tiles(html)["Finished"], bars(html, "finished")) == ("8", ["11-17: 7", "11-20: 1"])
+    assert (tiles(html)["Finished"], bars(html, "finished")) == (
+        "8",
+        ["2026-11-17: 7", "2026-11-20: 1"],
+    )
     assert [row[0] for row in task_rows(html)] == ["shop.tasks.remind mail"]
     assert '<option value="mail" selected>mail</option>' in html
     assert '<option value="orders">orders</option>' in html
@@ -221,7 +230,7 @@ def test_it_is_made_of_few_queries_and_none_of_the_archive(
         for one in queries
         if "django_delayq" in one["sql"] and "permission" not in one["sql"]
     ]
-    assert len(ours) <= 3
+    assert len(ours) <= 4
     assert not any(ArchivedMessage._meta.db_table in sql for sql in ours)
 
 
@@ -325,10 +334,9 @@ def test_it_fits_a_telephone_and_obeys_the_strict_policy(
         "document.querySelectorAll('.delayq details').forEach((one) => { one.open = true; })"
     )
     assert tab.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
-    assert tab.locator("svg.delayq-bars").count() == 3
-    assert all(
-        tab.locator("svg.delayq-bars").nth(n).bounding_box()["height"] > 100 for n in range(3)
-    )
+    tab.locator(".delayq-plot canvas").nth(2).wait_for()
+    plots = tab.locator(".delayq-plot")
+    assert all(plots.nth(n).bounding_box()["height"] > 100 for n in range(3))
 
 
 @pytest.mark.usefixtures("transactional_db", "busy")

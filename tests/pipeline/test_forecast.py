@@ -145,9 +145,7 @@ def test_the_drain_rate_is_the_highest_of_the_samples(
     for age, finished in ((240, 0), (180, 6_000), (120, 18_000), (60, 18_600)):
         topic = {"finished": finished, "waiting": 0, "lag": 0.0}
         at_ms = int(delayq.clock_ms()) - age * 1_000
-        delayq.workers.add_sample(
-            json.dumps({"at_ms": at_ms, "topics": {"default": topic, "orders": topic}})
-        )
+        delayq.workers.add_sample(at_ms, {"default": topic, "orders": topic})
     report = forecast()
     assert report.figures["drain_rate"] == pytest.approx(
         400, rel=0.02

@@ -55,6 +55,4 @@ def beat(store: RedisStore, name: str = "host:1:ab", *, age: float = 0.0, **fiel
 def sample(store: RedisStore, age: float, finished: int, **fields: Any) -> None:
     """The sample that a worker has taken `age` seconds ago."""
     topics = {"default": {"finished": finished, "waiting": 0, "lag": 0.0} | fields}
-    store.workers.add_sample(
-        json.dumps({"at_ms": int(store.clock_ms() - age * 1000), "topics": topics})
-    )
+    store.workers.add_sample(int(store.clock_ms() - age * 1000), topics)

@@ -44,7 +44,7 @@ def test_a_deploy_and_what_people_did_are_marks(hands: Hands) -> None:
 
 def test_old_marks_are_left_out(hands: Hands) -> None:
     action = leave_mark("v1", "ci")
-    at = timezone.now() - timedelta(hours=4)
+    at = timezone.now() - timedelta(hours=25)
     OperatorAction.objects.filter(pk=action.pk).update(started_at=at)
     leave_mark("v2", "ci")
     assert marks() == [("mark", "v2", "")]

@@ -21,7 +21,7 @@ from django_delayq.models import OutboxMessage
 from django_delayq.outbox.outbox import redis_now_ms
 from django_delayq.stats import overview as figures
 from django_delayq.stats import overview_sql
-from django_delayq.store import get_store, keys
+from django_delayq.store import get_store, keys, workers
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import Outgoing, RedisStore
 from django_delayq.worker.sampler import Sampler
@@ -175,17 +175,46 @@ def test_no_rate_is_negative_after_redis_has_lost_its_counters(hands: Hands) -> 
 
 
 def test_chart_has_rate_lag_and_waiting_of_all_topics(hands: Hands) -> None:
-    for at_ms, finished, lag in ((0, 10, 0.0), (60_000, 40, 2.5), (120_000, 100, 0.0)):
+    for at_ms, finished, lag in ((1, 10, 0.0), (60_001, 40, 2.5), (120_001, 100, 0.0)):
         topics = {
             name: {"finished": finished, "waiting": 3, "lag": lag} for name in ("default", "orders")
         }
-        hands.store.workers.add_sample(json.dumps({"at_ms": at_ms, "topics": topics}))
+        hands.store.workers.add_sample(at_ms, topics)
     assert [(s.at_ms, s.finished_per_second, s.lag, s.waiting) for s in now().samples] == [
-        (60_000, 1.0, 2.5, 6), (120_000, 2.0, 0.0, 6),
+        (60_001, 1.0, 2.5, 6), (120_001, 2.0, 0.0, 6),
     ]  # fmt: skip
 
 
-def test_chart_begins_with_three_hours(hands: Hands) -> None:
+def test_chart_of_some_topics_holds_what_has_not_changed(hands: Hands) -> None:
+    at_ms = int(hands.store.clock_ms()) // 60_000 * 60_000
+    quiet = {"finished": 7, "waiting": 4, "lag": 0.0}
+    for ago, finished in ((6, 0), (5, 0), (4, 60), (3, 60), (2, 60), (1, 120)):
+        topics = {"default": {"finished": finished, "waiting": 1, "lag": ago / 2}, "orders": quiet}
+        hands.store.workers.add_sample(at_ms - ago * 60_000, topics)
+    figures.reader_of.cache_clear()
+    found = figures.overview_of(["default", "orders"]).samples
+    assert [(one.finished_per_second, one.waiting) for one in found[:5]] == [
+        (0.0, 5), (1.0, 5), (0.0, 5), (0.0, 5), (1.0, 5),
+    ]  # fmt: skip
+    assert [one.lag for one in found[:2]] == [2.5, 2.0]
+    key = keys.topic_samples_key(hands.store.client.prefix, "orders")
+    assert hands.store.client.command("XLEN", key) == 1  # nothing happens in it: it costs nothing
+    assert figures.overview_of(["orders"]).samples[0].waiting == 4
+
+
+def test_with_many_topics_each_has_a_point_every_ten_minutes(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "MOST_BY_MINUTE", 0)
+    for minute in range(20):
+        sample(hands.store, (40 - minute) * 60, minute)
+    key = keys.topic_samples_key(hands.store.client.prefix, "default")
+    assert hands.store.client.command("XLEN", key) == 2
+
+
+def test_chart_has_a_day(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert figures.SAMPLES == 24 * 60
+    monkeypatch.setattr(figures, "SAMPLES", 180)
     for number in range(300):
         sample(hands.store, (300 - number) * 60, number)
     points = now().samples

@@ -121,7 +121,7 @@ def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     yield lambda: store.topics.resume("orders")
     yield store.topics.names
     yield lambda: store.workers.acquire_lock("sample", 55_000)
-    yield lambda: store.workers.add_sample("{}")
+    yield lambda: store.workers.add_sample(1, {})
     yield lambda: store.workers.quiet("worker")
     yield lambda: store.workers.is_quiet("worker")
     yield lambda: store.queries.snapshot([PARTITION], [0], 5)

@@ -72,7 +72,7 @@ def working(store: RedisStore) -> Calls:
     yield lambda: store.workers.beat("worker", "{}")
     yield lambda: store.workers.is_quiet("worker")
     yield lambda: store.workers.acquire_lock("sample", 55_000)
-    yield lambda: store.workers.add_sample("{}")
+    yield lambda: store.workers.add_sample(1, {})
     yield store.workers.heartbeats
     yield lambda: store.workers.forget("worker")
     yield lambda: store.queries.snapshot([PARTITION], [0], 5)

@@ -105,13 +105,12 @@ def test_what_is_overdue_is_due_before_every_instant(store: RedisStore) -> None:
 
 
 def test_the_cost_does_not_depend_on_how_many_wait(store: RedisStore, server: Server) -> None:
-    enqueue_many(store, 1, when=LATER)
+    enqueue(store)
+    enqueue(store, when=LATER)
     few = cost(store, server)
     enqueue_many(store, 3_000, when="+90000")
     assert cost(store, server) == few
-    assert few["cmdstat_zcount"] == 3 * (
-        84 + 2
-    )  # in each lane: what is ready, and whether a limit holds anything back
+    assert few["cmdstat_zcount"] <= 84 + 6  # none for the lanes that are empty
 
 
 @pytest.mark.parametrize("count", [1, 100])

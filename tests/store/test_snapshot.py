@@ -3,7 +3,6 @@ samples, quiet."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -86,15 +85,17 @@ def test_it_says_what_the_single_reads_say(
 ) -> None:
     store.workers.beat("worker", '{"at_ms": 5}')
     store.workers.quiet("worker")
-    for number in range(4):
-        store.workers.add_sample(json.dumps({"at_ms": number}))
+    for number in range(1, 5):
+        store.workers.add_sample(number, {"orders": {"finished": number, "waiting": 2, "lag": 0.5}})
     snapshot = store.queries.snapshot(partitions, INSTANTS, 3)
     assert {p: stats[1:] for p, stats in snapshot.stats.items()} == {
         p: store.queries.stats(p)[1:] for p in partitions
     }
     assert snapshot.forecast == {PARTITION: [1, 1, 2], OTHER: [0, 0, 1]}
     assert (snapshot.heartbeats, snapshot.quiet) == ({"worker": {"at_ms": 5}}, {"worker"})
-    assert snapshot.samples == [{"at_ms": 1}, {"at_ms": 2}, {"at_ms": 3}]
+    assert snapshot.samples == [
+        {"at_ms": number, "finished": number, "waiting": 2, "lag": 0.5} for number in (2, 3, 4)
+    ]
     assert snapshot.used == store.topics.used_partitions() == [OTHER, PARTITION]
 
 
@@ -222,10 +223,17 @@ def test_one_of_all_workers_takes_a_turn(store: RedisStore) -> None:
     assert store.workers.acquire_lock("sample", 55_000)
 
 
+def test_samples_go_on_although_the_clock_went_back(store: RedisStore) -> None:
+    for at_ms in (5_000, 4_000):
+        store.workers.add_sample(at_ms, {"orders": {"finished": 1, "waiting": 0, "lag": 0.0}})
+    found = store.queries.snapshot((), (), 9).samples
+    assert [sample["at_ms"] for sample in found] == [5_000, 4_000]
+
+
 def test_samples_of_a_day_are_kept(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SAMPLES", 20)
     for number in range(500):
-        store.workers.add_sample(json.dumps({"at_ms": number}))
+        store.workers.add_sample(number + 1, {})
     kept = [sample["at_ms"] for sample in store.queries.snapshot((), (), 1_000).samples]
-    assert kept == list(range(500 - len(kept), 500))
+    assert kept == list(range(501 - len(kept), 501))
     assert 20 <= len(kept) <= 120  # whole nodes of the stream are removed, of 100 entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -24,7 +25,12 @@ def sampler(delayq: RedisStore) -> Sampler:
 
 def samples(store: RedisStore) -> list[dict[str, Any]]:
     """What was kept, the oldest first."""
-    return list(store.queries.snapshot((), (), 100).samples)
+    key = keys.newest_samples_key(store.client.prefix)
+    found = store.client.command("XRANGE", key, "-", "+")
+    return [
+        {"at_ms": int(entry.split(b"-")[0]), "topics": json.loads(fields[b"topics"])}
+        for entry, fields in found
+    ]
 
 
 def next_minute(store: RedisStore) -> None:

@@ -67,8 +67,8 @@ class ArchiveForm(forms.Form):
             "autocomplete": "off",
         }
         self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
-        self._offer("topic", _("any topic"), [(name, name) for name in offered_topics(topics)])
-        self._offer("task", _("any task"), [(name, name) for name in offered_tasks(topics)])
+        self._offer("topic", _("All topics"), [(name, name) for name in offered_topics(topics)])
+        self._offer("task", _("All tasks"), [(name, name) for name in offered_tasks(topics)])
 
     def clean(self) -> dict[str, Any]:
         """Read the whole selection."""

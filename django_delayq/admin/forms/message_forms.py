@@ -187,7 +187,7 @@ def _help(parameter: Parameter) -> str:
     kind = (
         _("Plain text. Text in double quotes is read as JSON.")
         if parameter.is_text
-        else _("JSON. Write text in double quotes.")
+        else _('JSON. Quote text: "abc".')
     )
     words = [f"{parameter.annotation}.", kind] if parameter.annotation else [kind]
     if parameter.default is not None:

@@ -63,7 +63,7 @@ class WaitingFilters(forms.Form):
         super().__init__(query)
         self.query = query
         known = {"topic": offered_topics(topics), "task": offered_tasks(topics)}
-        anything = {"topic": _("any topic"), "task": _("any task")}
+        anything = {"topic": _("All topics"), "task": _("All tasks")}
         for name, names in known.items():
             # Redis may have topics and tasks that the code no longer declares.
             offered = sorted({*names, *filter(None, [query.get(name, "")])})

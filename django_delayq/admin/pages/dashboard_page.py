@@ -27,6 +27,7 @@ from . import (  # noqa: F401 - their pages
     unarchivable_page,
     waiting_page,
     workers_page,
+    zone_page,
 )
 
 

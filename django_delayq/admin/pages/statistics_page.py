@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ...operators.topic_permission import permitted_topics
 from ...stats.history import PERIODS, History, history
 from ...stats.hourly import HOUR
-from ...stats.overview import Bucket
-from .. import charts
+from ...stats.marks import MARK, read_marks
+from ..charts import Axis, Chart, Series
 from ..site import register_page, show
+from ..timed_charts import mark_words, range_words
 
 WORDS = {
     "24h": gettext_lazy("24 hours"),
@@ -30,40 +33,57 @@ def statistics_view(request: HttpRequest) -> HttpResponse:
     topic = request.GET.get("topic", "")
     period = period if period in PERIODS else "24h"
     found = history(period, topic, permitted_topics(request.user))
-    hourly = found.step == HOUR
-    unit = _("Hour (UTC)") if hourly else _("Day (UTC)")
-    caption = _("%(what)s by hour (UTC)") if hourly else _("%(what)s by day (UTC)")
-    finished = _buckets(found, [step.figures.messages for step in found.steps])
-    dead = _buckets(found, [step.figures.states["dead"] for step in found.steps])
-    late = _buckets(found, [step.figures.late_p99_ms or 0 for step in found.steps])
     return show(
         request,
         "statistics.html",
         _("Statistics"),
+        refreshed=True,
+        charts=True,
         history=found,
-        pictures=[
-            charts.bars("finished", finished, what=caption % {"what": _("Finished")}, unit=unit),
-            charts.bars("dead", dead, what=caption % {"what": _("Dead")}, unit=unit),
-            charts.bars(
-                "late",
-                late,
-                what=caption % {"what": _("Lateness, p99 in ms,")},
-                unit=unit,
-                summed=False,
-            ),
-        ],
+        pictures=_pictures(found, topic, permitted_topics(request.user)),
         periods=[(name, WORDS[name]) for name in PERIODS],
         period=period,
         topic=topic,
         topics=sorted({*found.topics, topic} - {""}),
-        is_hourly=hourly,
+        is_hourly=found.step == HOUR,
     )
 
 
-def _buckets(found: History, values: Sequence[float]) -> list[Bucket]:
-    """Hours and days are those of UTC, and are labelled so."""
-    label = "%H:%M" if found.step == HOUR else "%m-%d"
+def _pictures(found: History, topic: str, topics: Collection[str] | None) -> list[Chart]:
+    """Finished, dead and late, by hour or by day."""
+    is_hourly = found.step == HOUR
+    finished = [step.figures.messages for step in found.steps]
+    dead = [step.figures.states["dead"] for step in found.steps]
+    late = [(step.figures.late_p99_ms or 0) / 1000 for step in found.steps]
+    messages = Axis(title=_("Messages"))
+    by = _("%(what)s by hour") if is_hourly else _("%(what)s by day (UTC)")
+    seen = {topic} if topic else topics
+    marks = [
+        (mark.at, mark_words(mark))
+        for mark in read_marks(timezone.now() - found.steps[0].at)
+        if seen is None or mark.action == MARK or mark.topic in seen
+    ]
+    common: dict[str, Any] = {
+        "x_title": _("Hour") if is_hourly else _("Day (UTC)"),
+        "at": [step.at.timestamp() for step in found.steps],
+        "step": found.step.total_seconds(),
+        "ranges": [
+            range_words(step.at, found.step) if is_hourly else f"{step.at:%Y-%m-%d}"
+            for step in found.steps
+        ],
+        "marks": marks,
+    }
     return [
-        Bucket(label=f"{step.at:{label}}", count=round(value), at=step.at)
-        for step, value in zip(found.steps, values, strict=True)
+        Chart(
+            name=name,
+            title=by % {"what": what},
+            axes=[axis],
+            series=[Series(label=what, values=values, colour=colour)],
+            **common,
+        )
+        for name, what, axis, values, colour in (
+            ("finished", _("Finished"), messages, finished, "run"),
+            ("dead", _("Dead"), messages, dead, "err"),
+            ("late", _("p99 lateness"), Axis(title=_("Lateness"), unit="duration"), late, "warn"),
+        )
     ]

@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import lru_cache
 
+from django.utils import timezone
+from django.utils.translation import get_language
+
 from ...core.alert_rules import AlertRule
 from ...core.conf import get_settings
 from ...store import get_store
 from ...store.store import RedisStore
-from ..overview import KEPT_AFTER_FAILURE, reader_of
+from ..overview import KEPT_AFTER_FAILURE, Source, reader_of
 from ..overview_sql import kept_for
 from .conditions import Measured, limit_in_words, measured
 from .situation import Situation, only_topics, read_situation
@@ -70,7 +73,9 @@ def concerns(
     same kind in the same topic. The worst first, then in the order of the limits."""
     found: dict[tuple[str, str, str], Concern] = {}
     for kind, steps in limits.items():
-        for measure in measured(kind, situation):
+        for measure in measured(
+            kind, situation, at_least=min(limit for _, limit in steps)
+        ):
             for urgency, limit in steps:
                 if measure.value >= limit:
                     found[measure.kind, measure.topic, measure.worker] = _concern(
@@ -86,11 +91,7 @@ def concerns(
 
 def broken(rule: AlertRule, situation: Situation) -> list[Measured]:
     """Where this rule of ALERTS is broken."""
-    return [
-        measure
-        for measure in measured(rule.kind, situation, rule.topics)
-        if measure.value >= rule.limit
-    ]
+    return list(measured(rule.kind, situation, rule.topics, at_least=rule.limit))
 
 
 def attention(topics: Collection[str] | None = None) -> list[Concern]:
@@ -106,7 +107,12 @@ def attention(topics: Collection[str] | None = None) -> list[Concern]:
     rules = [rule for rule in get_settings().alerts if rule.kind != "redis"]
     if topics is not None:  # a sum over all topics would tell of those that are hidden
         rules = [rule for rule in rules if rule.kind not in ("audit", "outbox")]
-    return merged(concerns(situation, rules=rules))
+        return merged(concerns(situation, rules=rules))
+    # Of thousands of topics this takes a while, and many requests ask for it.
+    asked = get_language(), tuple(rules)
+    if asked not in kept.found:
+        kept.found[asked] = merged(concerns(situation, rules=rules))
+    return kept.found[asked]
 
 
 def merged(found: Iterable[Concern]) -> list[Concern]:
@@ -114,14 +120,13 @@ def merged(found: Iterable[Concern]) -> list[Concern]:
     known."""
     every = list(found)
     explained = {t for c in every if c.kind in ("unserved", "saturated") for t in c.topics}
-    merged: dict[tuple[str, str, str], Concern] = {}
+    causes: dict[tuple[str, str, str], tuple[Concern, list[str]]] = {}
     for concern in every:
         if concern.kind == "lag" and explained.issuperset(concern.topics):
             continue
         cause = concern.kind, concern.words, concern.rule
-        before = merged[cause].topics if cause in merged else ()
-        merged[cause] = replace(concern, topics=[*before, *concern.topics])
-    return list(merged.values())
+        causes.setdefault(cause, (concern, []))[1].extend(concern.topics)
+    return [replace(concern, topics=topics) for concern, topics in causes.values()]
 
 
 def concerns_of(topic: str, found: Iterable[Concern]) -> list[Concern]:
@@ -142,28 +147,26 @@ def _concern(urgency: Urgency, measure: Measured, limit: float) -> Concern:
 
 
 class _Kept:
-    """The situation, read anew when it is some seconds old. While one thread reads, the others are
-    given the one before."""
+    """The situation, read anew when it is some seconds old."""
 
     def __init__(self, overview: object, store: RedisStore) -> None:
         self._store = store
-        self._reading = threading.Lock()
-        self._last: Situation | None = None
-        self._until = 0.0
+        self._source = Source()
+        self._last = Situation(at=timezone.now())
+        self.found: dict[tuple[str | None, tuple[AlertRule, ...]], list[Concern]] = {}
+        """What is wrong by that, for each language and set of rules."""
 
     def situation(self) -> Situation:
         """The newest that there is."""
-        last = self._last
-        if last is not None and (time.monotonic() < self._until or self._reading.locked()):
-            return last
-        with self._reading:
-            if self._last is None or time.monotonic() >= self._until:
-                began = time.monotonic()
-                self._last = read_situation(self._store)
-                ended = time.monotonic()
-                failed = self._last.problem or self._last.database_problem
-                self._until = ended + (KEPT_AFTER_FAILURE if failed else kept_for(ended - began))
-            return self._last
+        self._source.refresh(self._read)
+        return self._last
+
+    def _read(self) -> None:
+        began = time.monotonic()
+        self._last, self.found = read_situation(self._store), {}
+        took = time.monotonic() - began
+        failed = bool(self._last.problem or self._last.database_problem)
+        self._source.keep(KEPT_AFTER_FAILURE if failed else kept_for(took), "", took)
 
 
 _lock = threading.Lock()

@@ -29,8 +29,8 @@ from ..overview import WorkerStatus, statuses_of
 
 #: Dead letters are counted over this time.
 DEAD_WITHIN = timedelta(hours=1)
-#: The lag is compared with that of this many samples (minutes) ago.
-COMPARED = 10
+#: The lag is compared with that of the newest sample that is so old (ms).
+COMPARED_MS, OLDEST_MS = 585_000, 720_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Situation:
     topics: Sequence[TopicFigures] = ()
     workers: Sequence[WorkerStatus] = ()
     lag_before: Mapping[str, float] = field(default_factory=dict)
-    """The lag (seconds) of each topic about COMPARED minutes ago, where it is known."""
+    """The lag (seconds) of each topic about ten minutes ago, where it is known."""
     database: DatabaseCounts = field(default_factory=DatabaseCounts)
     dead: Mapping[str, RecentDeaths] = field(default_factory=dict)
     """What died in each topic within DEAD_WITHIN."""
@@ -58,16 +58,16 @@ def read_situation(store: RedisStore, kinds: Collection[str] = frozenset(ALERT_K
     """What these kinds of conditions look at. Six round trips and a few short queries at most."""
     found: dict[str, Any] = {"at": timezone.now()}
     try:
-        snapshot = store.queries.snapshot((), (), COMPARED)
+        snapshot = store.queries.snapshot((), (), 1)
         now_ms = store.clock_ms()
         found |= {
             "at": from_ms(now_ms),
             "topics": read_topics(store),
             "workers": statuses_of(snapshot, now_ms),
         }
-        if len(snapshot.samples) == COMPARED:
-            oldest = snapshot.samples[0]["topics"]
-            found["lag_before"] = {topic: sample["lag"] for topic, sample in oldest.items()}
+        before = store.queries.sample_between(now_ms - OLDEST_MS, now_ms - COMPARED_MS)
+        if before is not None:
+            found["lag_before"] = {topic: one["lag"] for topic, one in before.topics.items()}
     except StoreError as error:
         found["problem"] = error.problem
     try:
@@ -97,10 +97,8 @@ def only_topics(situation: Situation, topics: Collection[str]) -> Situation:
         topics=[row for row in situation.topics if row.topic in topics],
         workers=[worker for worker in workers if worker.topics],
         database=DatabaseCounts(
-            outbox=Counter({topic: n for topic, n in counts.outbox.items() if topic in topics}),
-            dead_letters=Counter(
-                {topic: n for topic, n in counts.dead_letters.items() if topic in topics}
-            ),
+            outbox=_of_topics(counts.outbox, topics),
+            dead_letters=_of_topics(counts.dead_letters, topics),
         ),
         dead={topic: dead for topic, dead in situation.dead.items() if topic in topics},
         findings=0,

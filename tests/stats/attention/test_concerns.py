@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -78,10 +77,8 @@ def test_a_lag_that_grows_is_told_with_what_it_was(hands: Hands) -> None:
     now_ms = int(hands.store.clock_ms())
     for minute in range(10, 0, -1):
         topics = {"default": {"finished": 0, "waiting": 1, "lag": 125.0 + 10 - minute}}
-        hands.store.workers.add_sample(
-            json.dumps({"at_ms": now_ms - 60_000 * minute, "topics": topics})
-        )
-    assert found() == [("lag", ["default"], "lag 10 min, growing: 2.08 min ten minutes ago")]
+        hands.store.workers.add_sample(now_ms - 60_000 * minute, topics)
+    assert found() == [("lag", ["default"], "lag 10 min, growing: 2 min 5 s ten minutes ago")]
 
 
 def test_a_worker_that_ended_without_a_word_is_told_for_half_an_hour(hands: Hands) -> None:
@@ -151,7 +148,7 @@ def test_a_user_of_some_topics_learns_nothing_of_others(hands: Hands) -> None:
     )
     dead(topic="modes", finished_at=datetime.now(tz=timezone.utc))
     assert len(found()) == 2
-    words = "6 of 6 threads busy, 1 of them with mail for 60 s"
+    words = "6 of 6 threads busy, 1 of them with mail for 1 min"
     assert found(["orders"]) == [("saturated", ["orders"], words)]
     assert found([]) == []
 

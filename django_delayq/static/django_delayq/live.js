@@ -1,4 +1,5 @@
-/* The overview: fetches its changing part again and again. Without it there is the Reload link. */
+/* Every page that is live: fetches its changing part, [data-delayq-live], again and again. Without it there is the Reload
+   link. */
 "use strict";
 
 (() => {
@@ -23,14 +24,8 @@
   let failingSince = "";
   let summaryAt = Date.now();
 
-  /* In the project's zone, where the browser knows it. */
   function clock() {
-    const format = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
-    try {
-      return new Date().toLocaleTimeString(undefined, { ...format, timeZone: bar.dataset.zone });
-    } catch {
-      return new Date().toLocaleTimeString(undefined, format);
-    }
+    return window.delayq.clock(new Date(), { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
   }
 
   function fill(text, values) {
@@ -78,22 +73,32 @@
   }
 
   async function fetchAndShow() {
-    if (selecting()) {
-      status.textContent = bar.dataset.selected;
+    if (inUse()) {
+      status.textContent = bar.dataset.used;
       return;
     }
     try {
-      const answer = await fetch(bar.dataset.address, {
+      const address = new URL(window.location.href);
+      address.searchParams.set("part", "1");
+      address.hash = "";
+      const answer = await fetch(address, {
         cache: "no-store",
         credentials: "same-origin",
         headers: etag ? { "If-None-Match": etag } : {},
         redirect: "manual",
         signal: AbortSignal.timeout(ANSWER_WITHIN_MS),
       });
+      const elsewhere = answer.headers.get("X-DelayQ-Location");
+      if (elsewhere) {
+        window.location.assign(elsewhere);
+        return;
+      }
       if (answer.status !== 304) {
         if (answer.type === "opaqueredirect") throw new Error(bar.dataset.loggedOut);
         if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
-        show(await answer.text());
+        const html = await answer.text();
+        if (inUse()) return; // somebody began meanwhile
+        show(html);
         etag = answer.headers.get("ETag") || "";
       }
       succeeded();
@@ -111,7 +116,7 @@
     sayWhen();
     if (Date.now() - summaryAt >= SUMMARY_EVERY_MS) {
       summaryAt = Date.now();
-      summary.textContent = document.getElementById("delayq-summary").textContent;
+      summary.textContent = document.getElementById("delayq-summary")?.textContent ?? "";
     }
   }
 
@@ -141,29 +146,54 @@
     status.textContent = "";
   }
 
-  /* What: the part is replaced; focus, open tables, places in scrolled boxes and the chart stay. */
+  /* What somebody marks, presses or writes just now is left alone. */
 
-  function selecting() {
+  function inUse() {
     const selection = window.getSelection();
-    return !selection.isCollapsed && live.contains(selection.anchorNode);
+    if (!selection.isCollapsed && live.contains(selection.anchorNode)) return true;
+    const fields = [...live.querySelectorAll("input:not([type=hidden]), select, textarea")];
+    return Boolean(live.querySelector("button:active, a:active")) || fields.some((field) => field === document.activeElement || isChanged(field));
   }
+
+  function isChanged(field) {
+    if (field.matches("select")) {
+      const chosen = [...field.options].some((option) => option.defaultSelected);
+      return [...field.options].some((option, nth) => option.selected !== (chosen ? option.defaultSelected : nth === 0));
+    }
+    if (field.matches("[type=checkbox], [type=radio]")) return field.checked !== field.defaultChecked;
+    return field.value !== field.defaultValue;
+  }
+
+  /* What: the part is replaced; focus, what is open, places in scrolled boxes and charts that are the same stay. */
 
   function show(html) {
     const fresh = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html").body.firstChild;
     const focused = placeOf(document.activeElement);
-    const scrolled = [...live.querySelectorAll(".delayq-scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
-    for (const table of live.querySelectorAll("details[open][id]")) {
-      fresh.querySelector(`#${table.id}`)?.setAttribute("open", "");
-    }
-    const plot = live.querySelector("[data-delayq-plot]");
-    if (plot) fresh.querySelector("[data-delayq-plot]")?.replaceWith(plot);
+    const boxes = ".delayq-scroll, pre";
+    const scrolled = [...live.querySelectorAll(boxes)].map((box) => [box.scrollLeft, box.scrollTop]);
+    const opened = [...live.querySelectorAll("details")];
+    fresh.querySelectorAll("details").forEach((one, nth) => {
+      const before = one.id ? opened.find((other) => other.id === one.id) : opened[nth];
+      if (before) one.open = before.open;
+    });
+    keepCharts(fresh);
     showAlert(fresh);
     live.replaceChildren(...fresh.childNodes);
-    live.querySelectorAll(".delayq-scroll").forEach((box, nth) => {
+    live.querySelectorAll(boxes).forEach((box, nth) => {
       [box.scrollLeft, box.scrollTop] = scrolled[nth] || [0, 0];
     });
     if (focused) elementAt(focused)?.focus({ preventScroll: true });
     document.dispatchEvent(new CustomEvent("delayq-refreshed"));
+  }
+
+  function keepCharts(fresh) {
+    const of = (part) => [...part.querySelectorAll("[data-delayq-chart], [data-delayq-spark]")];
+    const same = (one, other) => one.dataset.delayqChart === other.dataset.delayqChart && one.dataset.delayqSpark === other.dataset.delayqSpark && one.ariaLabel === other.ariaLabel;
+    const old = of(live);
+    for (const element of of(fresh)) {
+      const place = old.findIndex((other) => same(element, other));
+      if (place >= 0) element.replaceWith(...old.splice(place, 1));
+    }
   }
 
   /* Where the focus is, in words that outlive the element: an address and which of those, or a table's place. */
