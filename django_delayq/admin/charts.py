@@ -47,6 +47,8 @@ class Series:
     colour: str = "run"
     """run, warn, err, or the number of one of COLOURS."""
     axis: int = 0
+    listed: str = ""
+    """The address of the list of what is counted here, as `listed` of the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +76,8 @@ class Chart:
     first bar has no `since`: it also counts what is overdue."""
     marks: Sequence[tuple[datetime, str]] = ()
     """What happened meanwhile, and how it is called."""
-    rows: Sequence[tuple[str, Sequence[str], str]] = ()
-    """The table: a time in words, its values and where it leads to. Empty: one row for each bar
-    that is not 0."""
+    rows: Sequence[tuple[str, Sequence[str]]] = ()
+    """The table: a time in words and its values. Empty: one row for each bar that is not 0."""
 
     @property
     def is_empty(self) -> bool:
@@ -102,12 +103,13 @@ class Chart:
             return _("%(what)s: peak %(peak)s at %(label)s.") % words
         return _("%(what)s: %(total)s, peak %(peak)s at %(label)s.") % words
 
-    def link(self, nth: int) -> str:
-        """Where a bar leads to; nowhere when it is empty."""
-        if not self.listed or not any(self._bars[nth]):
+    def link(self, nth: int, series: Series | None = None) -> str:
+        """Where a bar leads to, or a part of it; nowhere when it is empty."""
+        listed = series.listed if series else self.listed
+        if not listed or not (series.values[nth] if series else any(self._bars[nth])):
             return ""
         begin, end = (_instant(at) for at in (self.at[nth], self.at[nth] + self.step))
-        return f"{self.listed}{f'since={begin}&' * bool(nth)}until={end}"
+        return f"{listed}{f'since={begin}&' * bool(nth)}until={end}"
 
     @property
     def html(self) -> SafeString:
@@ -154,6 +156,7 @@ class Chart:
                     "values": list(series.values),
                     "colour": series.colour,
                     "axis": series.axis,
+                    "listed": series.listed,
                 }
                 for series in self.series
             ],
@@ -161,14 +164,13 @@ class Chart:
         }
 
     def _table(self) -> SafeString:
-        rows = self.rows or [
+        rows: list[tuple[str, Sequence[str]]] = list(self.rows) or [
             (
-                words,
+                _linked(words, self.link(nth)),
                 [
-                    self.axes[series.axis].words(value)
+                    _linked(self.axes[series.axis].words(value), self.link(nth, series))
                     for series, value in zip(self.series, bar, strict=True)
                 ],
-                self.link(nth),
             )
             for nth, (words, bar) in enumerate(zip(self.ranges, self._bars, strict=True))
             if any(bar)
@@ -177,10 +179,10 @@ class Chart:
             return SafeString("")
         lines = (
             (
-                format_html('<a href="{}">{}</a>', link, words) if link else words,
+                words,
                 format_html_join("", '<td class="delayq-number">{}</td>', ((v,) for v in values)),
             )
-            for words, values, link in rows
+            for words, values in rows
         )
         heads = ((series.label,) for series in self.series)
         return format_html(
@@ -197,6 +199,10 @@ class Chart:
             format_html_join("", '<th scope="col" class="delayq-number">{}</th>', heads),
             format_html_join("", '<tr><th scope="row">{}</th>{}</tr>', lines),
         )
+
+
+def _linked(words: str, address: str) -> str:
+    return format_html('<a href="{}">{}</a>', address, words) if address else words
 
 
 def _instant(seconds_since_1970: float) -> str:

@@ -67,7 +67,10 @@ TABS = (
 #: The tab that other pages lie under.
 _UNDER = {
     "topic": "changelist",
+    "topic_pause": "changelist",
+    "topic_resume": "changelist",
     "message": "changelist",
+    "find": "changelist",
     "running": "workers",
     "waiting": "changelist",
     "waiting_start": "changelist",
@@ -76,6 +79,7 @@ _UNDER = {
     "unarchivable_entry": "archive",
     "bulk": "bulk_list",
     "bulk_new": "bulk_list",
+    "bulk_start": "bulk_list",
     "api_tokens": "operator_actions",
 }
 
@@ -84,9 +88,13 @@ _UNDER = {
 INTERVALS = (1, 2, 5, 15, 60)
 #: The cookie of who wants to see UTC, and how long it lasts.
 ZONE_COOKIE, ZONE_KEPT_S = "delayq_zone", 365 * 86_400
-#: What differs between two renderings of the same: texts that times.js keeps up to date, tokens.
+#: What differs between two renderings of the same: texts that times.js keeps up to date, where the
+#: last hour of a link begins, tokens.
 _VOLATILE = re.compile(
-    rb'(?<=data-delayq-at=")([^"]*"[^>]*>)[^<]*|name="(?:csrfmiddlewaretoken|token)" value="[^"]*"'
+    rb'(?<=data-delayq-at=")([^"]*"[^>]*>)[^<]*|(?<=data-delayq-clock>).*?(?=</span>)'
+    rb'|(?<=id="id_at_helptext">)[^<]*|(?<=id="delayq-summary" hidden>)[^<]*'
+    rb'|(?<=[?&;]since=)[^"&]*|(?<=[?&;]until=)[^"&]*'
+    rb'|name="(?:csrfmiddlewaretoken|token)" value="[^"]*"'
 )
 
 
@@ -192,6 +200,7 @@ def show(
             codename: may(request, codename) for codename, _ in Dashboard._meta.permissions
         },
         "delayq_tab": _UNDER.get(name, name),
+        "delayq_is_first": name == "changelist",
         "delayq_frame": "django_delayq/_part.html" if _is_part(request) else "admin/base_site.html",
         "delayq_live": INTERVALS[2] if refreshed and request.method == "GET" else 0,
         "delayq_intervals": INTERVALS,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
+from urllib.parse import urlencode
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
@@ -18,9 +19,7 @@ from ..core.times import from_ms, local
 from ..stats.history import KeptForecast
 from ..stats.marks import ChartMark
 from ..stats.overview import LATENESS_MS, MOST_STACKED, Bucket, Overview, Sample
-from .charts import Axis, Chart, Series, sparkline
-
-__all__ = ["sparkline"]
+from .charts import Axis, Chart, Series
 
 #: Minutes of the lines without axes.
 SPARK_MINUTES = 180
@@ -30,20 +29,26 @@ PAST_HOURS: Mapping[int, int] = {3: 1, 24: 5}
 PAST_ROWS = 18
 
 
-def due_minutes(now: Overview, waiting: str, stacked: Sequence[str] = ()) -> Chart:
+def minutes_chart(now: Overview, waiting: str, stacked: Sequence[str] = ()) -> Chart:
     """Due in the next hour, `stacked` by these topics. `waiting`: the address of the list of
     waiting messages, up to the filter of the due times."""
     title = _("Due in the next hour")
-    return _bars(now.minutes, timedelta(minutes=1), "delayq-minutes", title, waiting, stacked)
+    minute = timedelta(minutes=1)
+    return _bars(now.minutes, minute, "delayq-minutes", title, waiting, _of_topics(stacked))
 
 
-def due_hours(now: Overview, waiting: str, stacked: Sequence[str] = ()) -> Chart:
+def hours_chart(now: Overview, waiting: str, stacked: Sequence[str] = ()) -> Chart:
     """Due in the next day."""
     title = _("Due in the next 24 hours")
-    return _bars(now.hours, timedelta(hours=1), "delayq-hours", title, waiting, stacked)
+    hour = timedelta(hours=1)
+    return _bars(now.hours, hour, "delayq-hours", title, waiting, _of_topics(stacked))
 
 
-def due_by_task(buckets: Sequence[Mapping[str, int]], now: Overview, waiting: str) -> Chart:
+def _of_topics(stacked: Sequence[str]) -> list[tuple[str, str]]:
+    return [(topic, urlencode({"topic": topic})) for topic in stacked]
+
+
+def tasks_chart(buckets: Sequence[Mapping[str, int]], now: Overview, waiting: str) -> Chart:
     """Due in the next hour, by task: one mapping for each minute."""
     most = Counter[str]()
     for bucket in buckets:
@@ -54,7 +59,7 @@ def due_by_task(buckets: Sequence[Mapping[str, int]], now: Overview, waiting: st
         parts = [bucket.get(task, 0) for task in stacked]
         count = sum(bucket.values())
         bars.append(Bucket(count=count, at=minute.at, parts=[*parts, count - sum(parts)]))
-    names = [visible(task.rpartition(".")[2]) for task in stacked]
+    names = [(visible(task.rpartition(".")[2]), urlencode({"task": task})) for task in stacked]
     title = _("Due in the next hour, by task")
     return _bars(bars, timedelta(minutes=1), "delayq-minutes", title, waiting, names)
 
@@ -65,14 +70,20 @@ def _bars(
     name: str,
     title: str,
     waiting: str,
-    stacked: Sequence[str],
+    stacked: Sequence[tuple[str, str]],
 ) -> Chart:
+    """`stacked`: what the bars tell apart, and the filter of the list that has only that."""
     ranges = [range_words(bucket.at, step) for bucket in bars if bucket.at]
     if ranges:
         ranges[0] = _("%(range)s or overdue") % {"range": ranges[0]}
     series = [
-        Series(label=one, values=[bucket.parts[nth] for bucket in bars], colour=str(nth))
-        for nth, one in enumerate(stacked)
+        Series(
+            label=one,
+            values=[bucket.parts[nth] for bucket in bars],
+            colour=str(nth),
+            listed=f"{waiting}{narrowed}&",
+        )
+        for nth, (one, narrowed) in enumerate(stacked)
         if any(bucket.parts[nth] for bucket in bars)
     ]
     others = [bucket.parts[-1] for bucket in bars] if stacked else []
@@ -106,7 +117,7 @@ def range_words(at: datetime, step: timedelta) -> str:
     }
 
 
-def lateness(now: Overview) -> Chart:
+def lateness_chart(now: Overview) -> Chart:
     """The newest runs by how late they were."""
     words = [seconds(end / 1000) for end in LATENESS_MS]
     return Chart(
@@ -126,7 +137,7 @@ def lateness(now: Overview) -> Chart:
     )
 
 
-def due_days(kept: KeptForecast, waiting: str) -> Chart:
+def days_chart(kept: KeptForecast, waiting: str) -> Chart:
     """What the pipeline has counted, by day of the page's zone."""
     days = [Bucket(count=count, at=at) for at, count in kept.days()]
     day = timedelta(days=1)
@@ -187,7 +198,6 @@ def past_chart(
             (
                 f"{local(from_ms(row[0].at_ms)):%H:%M}",
                 (rate.words(_point(row).finished_per_second), lag.words(_point(row).lag)),
-                "",
             )
             for row in reversed(rows)
         ],

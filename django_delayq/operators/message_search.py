@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Q, Subquery
+from django.db.models import Max, Q
 
 from ..client import finding
+from ..core.chunks import chunked
 from ..core.exceptions import UndecodableMessage
 from ..core.message import Message, State, check_key, key_id, parse_id
 from ..core.present import bare
@@ -20,6 +21,9 @@ from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
+
+#: Ids in one statement: SQLite takes a condition with at most 1,000 parts.
+MOST_IDS = 900
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +111,17 @@ def archived_row(message_id: str) -> ArchivedMessage | None:
 
 
 def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
-    """The row of the newest life of each of these ids, in one query: one step into the index for
-    each of them."""
-    if not identities:
-        return []
-    rows = ArchivedMessage.objects.all()
-    newest = Q()
-    for identity in identities:
-        lives = rows.filter(message_id=UUID(bytes=identity)).order_by("-enqueued_at")
-        newest |= Q(pk=Subquery(lives.values("pk")[:1]))
-    return list(rows.filter(newest).order_by("topic"))
+    """The row of the newest life of each of these ids: one step into the index for each of them.
+    There are as many ids as topics, and few of them have a row."""
+    rows, found = ArchivedMessage.objects.order_by(), list[ArchivedMessage]()
+    for chunk in chunked(identities, MOST_IDS):
+        lives = rows.filter(message_id__in=[UUID(bytes=identity) for identity in chunk])
+        newest = Q()
+        for life in lives.values("message_id").annotate(latest=Max("enqueued_at")):
+            newest |= Q(message_id=life["message_id"], enqueued_at=life["latest"])
+        if newest:
+            found += rows.filter(newest)
+    return sorted(found, key=lambda row: row.topic)
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
@@ -129,9 +134,12 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResult]:
     """The live ones among these ids, by topic: one round trip to Redis and one query for all of
     them."""
-    rows = OutboxMessage.objects.filter(
-        message_id__in={UUID(bytes=identity) for identity in identities.values()}
-    )
+    ids = {UUID(bytes=identity) for identity in identities.values()}
+    rows = [
+        row
+        for chunk in chunked(list(ids), MOST_IDS)
+        for row in OutboxMessage.objects.filter(message_id__in=chunk)
+    ]
     kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
     found = get_store().find_many(identities.items()) if redis else ()
     there = {partition.topic: live_hit(shown(partition, record)) for partition, record in found}

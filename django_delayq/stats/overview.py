@@ -253,13 +253,13 @@ class Overview:
     """False as long as nothing is known of the database."""
 
     @cached_property
-    def totals(self) -> Totals:
+    def totals(self) -> OverviewTotals:
         """The sums over all topics."""
         topics = self.topics
         rates = [topic.per_second for topic in topics if topic.per_second is not None]
         due = [(topic.first_due_at, topic.topic) for topic in topics if topic.first_due_at]
         next_due_at, next_topic = min(due, default=(None, ""))
-        return Totals(
+        return OverviewTotals(
             backlog=sum(topic.backlog for topic in topics),
             delayed=sum(topic.delayed for topic in topics),
             leased=sum(topic.leased for topic in topics),
@@ -276,7 +276,7 @@ class Overview:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totals:
+class OverviewTotals:
     """Sums over topics."""
 
     backlog: int

@@ -96,6 +96,20 @@ def test_a_bar_leads_to_the_list_of_its_messages():
     ]
 
 
+def test_a_part_of_a_bar_leads_to_its_own_messages():
+    series = [
+        Series(label="orders", values=[1, 2], colour="0", listed="/waiting/?topic=orders&"),
+        Series(label="all others", values=[3, 0], colour="6"),
+    ]
+    of = chart(series=series, at=[AT, AT + 60], ranges=["10:20", "10:21"], listed="/waiting/?")
+    assert [link.attrib["href"] for link in figure(of).iterfind(".//tbody//a")] == [
+        "/waiting/?until=2026-11-20T10:21Z",
+        "/waiting/?topic=orders&until=2026-11-20T10:21Z",
+        "/waiting/?since=2026-11-20T10:21Z&until=2026-11-20T10:22Z",
+        "/waiting/?topic=orders&since=2026-11-20T10:21Z&until=2026-11-20T10:22Z",
+    ]
+
+
 @pytest.mark.parametrize("none", [(), (0, 0)])
 def test_nothing_is_said_and_not_drawn(none: tuple[int, ...]):
     parts = figure(chart(*none))

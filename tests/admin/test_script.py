@@ -29,7 +29,8 @@ def test_the_page_looks_right_and_never_scrolls_sideways(
     opened: Callable[..., Any], width: int, dark: bool
 ):
     page = opened(width=width, dark=dark)
-    expect(page.locator(".delayq-plot canvas")).to_be_visible()
+    expect(page.locator(".delayq-plot canvas")).to_have_count(4)
+    expect(page.locator(".delayq-spark canvas")).to_have_count(3)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     small = page.evaluate(
         "[...document.querySelectorAll('.delayq button, .delayq select, .delayq summary, .delayq "
@@ -43,7 +44,9 @@ def test_the_page_looks_right_and_never_scrolls_sideways(
 def test_without_script_the_figures_are_there_and_a_link_to_reload(opened: Callable[..., Any]):
     page = opened(javascript=False)
     expect(backlog(page)).to_have_text("1")
-    expect(page.locator(".delayq-bars")).to_have_count(3)
+    expect(page.locator(".delayq-chart canvas")).to_have_count(0)
+    page.locator("#delayq-minutes-numbers summary").click()
+    expect(page.locator("#delayq-minutes-numbers tbody tr")).to_have_count(59)
     expect(page.get_by_label("Refresh every")).to_be_hidden()
     page.get_by_role("link", name="Reload").click()
     expect(backlog(page)).to_have_text("2")
@@ -164,7 +167,7 @@ def test_selected_text_is_not_taken_away(opened: Callable[..., Any]):
     page.locator("#delayq-topics").select_text()
     page.clock.run_for(5_000)
     expect(page.locator("[data-delayq-status]")).to_have_text(
-        "Refreshing stops while text is selected."
+        "Refreshing stops while you select text or fill in a form."
     )
     expect(backlog(page)).to_have_text("1")
     page.evaluate("window.getSelection().empty()")
@@ -187,18 +190,52 @@ def test_what_has_changed_is_read_out_once_a_minute(opened: Callable[..., Any]):
     )
 
 
-def test_the_chart_follows_the_theme_and_gets_a_point_with_each_refresh(opened: Callable[..., Any]):
+def test_a_chart_stays_while_its_figures_do_and_follows_the_theme(opened: Callable[..., Any]):
     page = opened()
-    colour = page.locator(".u-series .u-marker").nth(1)
-    expect(colour).to_have_css("border-top-color", "rgb(27, 94, 143)")
-    page.locator(".uplot").evaluate("(chart) => (chart.id = 'the-same')")
+    chart = page.locator("#delayq-throughput .uplot")
+    chart.evaluate("(chart) => (chart.id = 'the-same')")
     page.keyboard.press("r")
     expect(backlog(page)).to_have_text("2")
     expect(page.locator(".uplot#the-same canvas")).to_have_count(1)
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    expect(colour).to_have_css("border-top-color", "rgb(124, 196, 245)")
-    page.evaluate("document.documentElement.dataset.theme = 'light'")
-    expect(colour).to_have_css("border-top-color", "rgb(27, 94, 143)")
+    expect(page.locator(".uplot#the-same")).to_have_count(0)
+    expect(chart).to_have_count(1)
+
+
+def test_a_bar_says_what_it_is_and_leads_to_its_messages(opened: Callable[..., Any]):
+    page = opened()
+    over = page.locator("#delayq-minutes .u-over")
+    over.hover(position={"x": over.bounding_box()["width"] - 3, "y": 80})
+    tip = page.locator("#delayq-minutes .delayq-tip")
+    expect(tip).to_contain_text("11:19")
+    expect(tip).to_contain_text("orders: 59")
+    over.click(position={"x": over.bounding_box()["width"] - 3, "y": 80})
+    page.wait_for_url("**/waiting/?topic=orders&since=2026-11-20T11:19Z&until=2026-11-20T11:20Z")
+
+
+def test_distances_go_on_between_two_refreshes(opened: Callable[..., Any]):
+    page = opened()
+    page.get_by_label("Refresh every").select_option("0")
+    due = page.locator(".delayq-topics [data-delayq-at]").first
+    due.evaluate(
+        "(one) => { one.dataset.delayqAt = new Date(Date.now() + 4380_000).toISOString(); }"
+    )
+    page.clock.run_for(1_000)
+    expect(due).to_have_text("in 1 h 13 min")
+    page.clock.run_for(4_400_000)
+    expect(due).to_have_text("overdue")
+
+
+def test_what_somebody_writes_is_not_taken_away(opened: Callable[..., Any]):
+    page = opened()
+    page.get_by_label("Name contains").fill("ord")
+    page.get_by_label("Name contains").blur()
+    page.clock.run_for(5_000)
+    expect(page.locator("[data-delayq-status]")).to_contain_text("fill in a form")
+    expect(page.get_by_label("Name contains")).to_have_value("ord")
+    page.get_by_label("Name contains").press("Enter")
+    page.wait_for_url("**/?topic=ord")
+    expect(page.locator(".delayq-topics tbody tr")).to_have_count(1)
 
 
 @pytest.mark.long

@@ -347,7 +347,7 @@ def test_period_and_topic_are_chosen_without_scripts(
     tab.goto(address("statistics"))
     tab.get_by_label("Period", exact=True).select_option("7d")
     tab.get_by_label("Topic", exact=True).select_option("mail")
-    tab.get_by_role("button", name="Show").click()
+    tab.get_by_role("button", name="Filter").click()
     assert "period=7d" in tab.url and "topic=mail" in tab.url
     assert tab.get_by_label("Period", exact=True).input_value() == "7d"
     assert tab.get_by_label("Topic", exact=True).input_value() == "mail"

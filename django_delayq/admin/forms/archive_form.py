@@ -19,7 +19,7 @@ from ...core.present import word
 from ...models import Final
 from ...operators.topic_permission import Topics
 from ...tasks import registry
-from .message_forms import InstantField
+from .message_forms import InstantField, write_many
 
 #: What `period` may say.
 PERIODS = {
@@ -112,6 +112,7 @@ class ArchiveForm(forms.Form):
         if chosen and name != "state" and chosen not in dict(known):
             known.append((chosen, chosen))
         self.fields[name].choices = known  # type: ignore[attr-defined]
+        write_many(self.fields[name])
 
 
 def offered_topics(topics: Topics) -> list[str]:

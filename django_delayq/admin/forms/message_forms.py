@@ -249,6 +249,20 @@ class InstantField(forms.CharField):
             return value
 
 
+#: More names are no list to choose from: one writes the name.
+MOST_CHOICES = 200
+
+
+def write_many(field: forms.Field) -> None:
+    """Make a field with very many choices one for text. Its choices still say what it takes."""
+    choices = list(getattr(field, "choices", ()))
+    if len(choices) > MOST_CHOICES:
+        anything = str(dict(choices).get("", ""))
+        field.widget = forms.TextInput(
+            attrs={"placeholder": anything, "autocomplete": "off", "spellcheck": "false"}
+        )
+
+
 class DurationField(forms.MultiValueField):
     """A number and its unit. Its value is seconds, or None when no number is given."""
 

@@ -26,7 +26,7 @@ from ...tasks.argument_edit import ArgumentEdit
 from .archive_form import offered_tasks, offered_topics
 from .bulk_form import reason_field, word_field
 from .edit_fields import EDIT_FIELDS, argument_field, edit_from, how_field, values_field
-from .message_forms import DurationField, InstantField
+from .message_forms import DurationField, InstantField, write_many
 
 #: What can be done, as the form has it.
 CHANGES = (
@@ -69,6 +69,7 @@ class WaitingFilters(forms.Form):
             offered = sorted({*names, *filter(None, [query.get(name, "")])})
             choices = [("", anything[name]), *((choice, choice) for choice in offered)]
             self.fields[name].choices = choices  # type: ignore[attr-defined]
+            write_many(self.fields[name])
 
     def clean(self) -> dict[str, Any]:
         """Read the whole selection."""

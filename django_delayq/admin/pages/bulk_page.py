@@ -44,6 +44,7 @@ def bulk_list_view(request: HttpRequest) -> HttpResponse:
         request,
         "bulk_list.html",
         _("Bulk operations"),
+        refreshed=True,
         lines=[(operation, service.progress(operation)) for operation in rows],
         links=links,
         now=timezone.now(),

@@ -67,6 +67,7 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         request,
         "dead_letters.html",
         _("Dead letters"),
+        refreshed=True,
         found=found,
         unarchivable=seen_entries(request).filter(state=Final.DEAD).exists(),
         totals=[

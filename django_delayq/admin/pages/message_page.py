@@ -91,6 +91,7 @@ def message_view(
         request,
         "message.html",
         _("Message %(id)s") % {"id": shown.id},
+        refreshed=True,
         undecodable=found.problem,
         **context,
     )

@@ -40,6 +40,7 @@ def operator_actions_view(request: HttpRequest) -> HttpResponse:
         request,
         "operator_actions.html",
         _("Operator actions"),
+        refreshed=True,
         rows=rows,
         links=links,
         chosen=chosen,

@@ -21,6 +21,7 @@ from ...stats.overview import Overview, TopicOverview
 from ...store.queries import COUNTERS
 from .. import timed_charts
 from ..attention_links import found_attention, shown_attention
+from ..charts import sparkline
 from ..site import register_page, show, url
 
 #: Topics on a page.
@@ -280,20 +281,18 @@ def _pictures(request: HttpRequest, now: Overview) -> dict[str, Any]:
             "kept": kept,
             "is_old": kept.is_old(now.at),
             "later": kept.later(),
-            "picture": timed_charts.due_days(kept, waiting),
+            "picture": timed_charts.days_chart(kept, waiting),
             "days": FORECAST_DAYS,
         }
     return {
-        "minutes": timed_charts.due_minutes(now, waiting, now.stacked),
-        "hours": timed_charts.due_hours(now, waiting, now.stacked),
-        "lateness": timed_charts.lateness(now),
+        "minutes": timed_charts.minutes_chart(now, waiting, now.stacked),
+        "hours": timed_charts.hours_chart(now, waiting, now.stacked),
+        "lateness": timed_charts.lateness_chart(now),
         "forecast": forecast,
         "runs_of_each": overview_sql.RUNS,
         "topics_of_lateness": overview_sql.TOPICS_AT_ONCE,
         "sparks": {
-            name: timed_charts.sparkline(
-                values, title=_("%(what)s over the last three hours") % {"what": what}
-            )
+            name: sparkline(values, title=_("%(what)s over the last three hours") % {"what": what})
             for name, (values, what) in lines.items()
         },
         **timed_charts.past(request, now),

@@ -22,6 +22,7 @@ def recurring_view(request: HttpRequest) -> HttpResponse:
         request,
         "recurring.html",
         _("Recurring tasks"),
+        refreshed=True,
         rows=[
             row for row in recurring.recurring_statuses() if topics is None or row.topic in topics
         ],

@@ -42,6 +42,7 @@ def running_view(request: HttpRequest) -> HttpResponse:
         request,
         "running.html",
         _("Running messages"),
+        refreshed=True,
         found=found,
         rows=[(row, row.seconds(found.at), row.is_over(found.at)) for row in found.rows],
         may_see=may_see,

@@ -131,17 +131,17 @@ def _instant(text: str) -> datetime | None:
 def _pictures(request: HttpRequest, topic: str, now: Overview) -> dict[str, Any]:
     here = f"{url(request, 'waiting')}?{urlencode({'topic': topic})}&"
     by_task, is_partial = request.GET.get("by") == "task", False
-    minutes = timed_charts.due_minutes(now, here)
+    minutes = timed_charts.minutes_chart(now, here)
     if by_task and now.minutes:
         counts, is_partial = tasks_due(topic, [bar.at for bar in now.minutes if bar.at])
-        minutes = timed_charts.due_by_task(counts, now, here)
+        minutes = timed_charts.tasks_chart(counts, now, here)
     query = request.GET.copy()
     query.pop("by", None)
     if not by_task:
         query["by"] = "task"
     return {
         "minutes": minutes,
-        "hours": timed_charts.due_hours(now, here),
+        "hours": timed_charts.hours_chart(now, here),
         "by_task": by_task,
         "by_task_query": f"?{query.urlencode()}#delayq-due",
         "is_partial": is_partial,

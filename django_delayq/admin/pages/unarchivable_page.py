@@ -26,6 +26,7 @@ def unarchivable_view(request: HttpRequest) -> HttpResponse:
         request,
         "unarchivable.html",
         _("Unarchivable entries"),
+        refreshed=True,
         rows=[(row, unarchivable.entry_view(row), _refusal(row)) for row in rows],
         links=links,
         now=timezone.now(),

@@ -16,6 +16,9 @@ from ...stats import overview
 from ..site import back, register_action, register_page, show
 from .overview_page import overview_for
 
+#: Topics that the banner names.
+MOST_UNSERVED = 50
+
 
 @register_page("workers/", "workers")
 def workers_view(request: HttpRequest) -> HttpResponse:
@@ -28,18 +31,21 @@ def workers_view(request: HttpRequest) -> HttpResponse:
         ]
         found = [worker for worker in found if worker.topics]
     served = {topic for worker in found if worker.serves for topic in worker.topics}
+    # Not the overview's own answer: it may be older than the click that led here.
+    unserved = [
+        row.topic
+        for row in overview_for(request).topics
+        if row.topic not in served and not row.paused
+    ]
     return show(
         request,
         "workers.html",
         _("Workers"),
+        refreshed=True,
         workers=[(worker, _services(worker)) for worker in found],
         living=sum(worker.alive for worker in found),
-        # Not the overview's own answer: it may be older than the click that led here.
-        unserved=[
-            row.topic
-            for row in overview_for(request).topics
-            if row.topic not in served and not row.paused
-        ],
+        unserved=unserved[:MOST_UNSERVED],
+        more_unserved=max(0, len(unserved) - MOST_UNSERVED),
         now=timezone.now(),
     )
 

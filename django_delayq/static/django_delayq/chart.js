@@ -176,11 +176,15 @@
     return Math.min(Math.floor((at - chart.at[0]) / chart.step), chart.at.length - 1);
   }
 
-  /* As Chart.link() of admin/charts.py. */
-  function linkOf(chart, nth) {
+  /* As Chart.link() of admin/charts.py: of the part of a bar that the mouse is on, else of the whole bar. */
+  function linkOf(self, chart, nth) {
     if (!chart.listed || nth < 0 || !chart.series.some((series) => series.values[nth])) return "";
+    const height = self.posToVal(self.cursor.top, "y0");
+    let sum = 0;
+    const part = chart.series.find((series) => (sum += series.values[nth] || 0) >= height);
+    const listed = part?.listed || chart.listed;
     const [begin, end] = [chart.at[nth], chart.at[nth] + chart.step].map((at) => `${new Date(at * 1000).toISOString().slice(0, 16)}Z`);
-    return `${chart.listed}${nth ? `since=${begin}&` : ""}until=${end}`;
+    return `${listed}${nth ? `since=${begin}&` : ""}until=${end}`;
   }
 
   function tell(self, chart) {
@@ -197,7 +201,7 @@
     tip.replaceChildren(line(when), ...told);
     const room = self.over.clientWidth - tip.offsetWidth;
     tip.style.left = `${Math.max(0, Math.min(room, self.cursor.left + 12))}px`;
-    self.over.style.cursor = linkOf(chart, nth) ? "pointer" : "";
+    self.over.style.cursor = linkOf(self, chart, nth) ? "pointer" : "";
   }
 
   function line(text, colourName) {
@@ -218,7 +222,7 @@
     plot.delayqTip.hidden = true;
     plot.over.append(plot.delayqTip);
     plot.over.addEventListener("click", () => {
-      const where = linkOf(chart, under(plot, chart));
+      const where = linkOf(plot, chart, under(plot, chart));
       if (where) window.location.assign(where);
     });
     plot.over.addEventListener("dblclick", () => zoomed.delete(nameOf(element)));
