@@ -148,7 +148,8 @@ def past(request: HttpRequest, now: Overview) -> dict[str, Any]:
     """Throughput and lag of the last hours, with marks; which hours, the address says."""
     asked = request.GET.get("hours", "")
     hours = int(asked) if asked.isdecimal() and int(asked) in PAST_HOURS else min(PAST_HOURS)
-    begin_ms = now.at.timestamp() * 1000 - hours * 3_600_000
+    # From a whole minute on: so nothing changes between two samples.
+    begin_ms = (int(now.at.timestamp()) // 60 - hours * 60) * 60_000
     samples = [sample for sample in now.samples if sample.at_ms >= begin_ms]
     marks = [
         (mark.at, mark_words(mark)) for mark in now.marks if mark.at.timestamp() * 1000 >= begin_ms

@@ -25,6 +25,7 @@ from ..core.exceptions import InvalidMessage
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS
 from ..models import BulkKind, BulkOperation, BulkStatus
+from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
 from ..store import get_store
 from ..store.client import BATCH
@@ -118,11 +119,14 @@ def preview_waiting(
     until = time.monotonic() + seconds
     count, read, sample = 0, 0, list[Message]()
     permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
+    # Of thousands of topics few have rows there: one query for each of these, and not for all.
+    in_outbox = {selection.topic} if selection.topic else set(topics_of_outbox())
     found = (
         page
         for topic in selection.topics()
         if permitted is None or topic in permitted
         for place in reversed(PLACES)
+        if place == "redis" or topic in in_outbox
         for page in pages(selection, topic, place)
     )
     more = False

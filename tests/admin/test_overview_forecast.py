@@ -123,9 +123,10 @@ def written(
     )
     for unit in ("hour", "day"):
         for when, messages in counts.items():
-            for topic in topics:
+            sums = {**dict.fromkeys(topics, messages), "": messages * len(topics)}
+            for topic, count in sums.items():
                 ForecastCount.objects.create(
-                    forecast=forecast, unit=unit, at=stored(when), topic=topic, messages=messages
+                    forecast=forecast, unit=unit, at=stored(when), topic=topic, messages=count
                 )
     return forecast
 
