@@ -73,9 +73,7 @@ def concerns(
     same kind in the same topic. The worst first, then in the order of the limits."""
     found: dict[tuple[str, str, str], Concern] = {}
     for kind, steps in limits.items():
-        for measure in measured(
-            kind, situation, at_least=min(limit for _, limit in steps)
-        ):
+        for measure in measured(kind, situation, at_least=min(limit for _, limit in steps)):
             for urgency, limit in steps:
                 if measure.value >= limit:
                     found[measure.kind, measure.topic, measure.worker] = _concern(
