@@ -154,7 +154,7 @@ def test_bars_tell_the_topics_with_the_most_messages_apart(
 
 
 def test_next_due_is_also_that_of_the_outbox(hands: Hands) -> None:
-    due_at = datetime.now(tz=timezone.utc).replace(microsecond=0) + 3 * DAY
+    due_at = datetime.now(tz=timezone.utc).replace(microsecond=0) + timedelta(days=3)
     durable.using(due_at=due_at).enqueue(1)
     overview = now()
     row = topic("default", overview)
@@ -163,7 +163,7 @@ def test_next_due_is_also_that_of_the_outbox(hands: Hands) -> None:
         due_at,
         due_at,
     )
-    record.using(delay=HOUR).enqueue(2)
+    record.using(delay=3600).enqueue(2)
     row = topic("default")
     assert row.first_due_at == row.next_due_at < due_at
 
