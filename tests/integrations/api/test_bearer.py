@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -178,6 +179,21 @@ def test_calls_beyond_the_rate_of_a_token_wait(caller_with: Callers) -> None:
     assert statuses == [200, 200, 200, 429, 429]
     assert 0 < int(slow.get("/topics")["Retry-After"]) <= 3600
     assert caller_with().get("/topics").status_code == 200
+
+
+def test_calls_at_the_same_time_share_the_rate(caller_with: Callers) -> None:
+    slow, statuses = caller_with(rate="10/h"), list[int]()
+
+    def call_five_times() -> None:
+        statuses.extend(slow.get("/topics").status_code for _ in range(5))
+        connections.close_all()
+
+    threads = [threading.Thread(target=call_five_times) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(statuses) == {200: 10, 429: 30}
 
 
 def test_while_redis_is_away_only_one_call_waits_to_be_counted(
