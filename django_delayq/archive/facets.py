@@ -43,19 +43,21 @@ def facets_of(selection: Selection) -> Facets | None:
         since=selection.since,
         until=selection.until,
         open=selection.open,  # an index of their own has them
-        topics=selection.topics,
     )
-    newest = period.rows().order_by("-finished_at").values(*_COLUMNS)[: NEWEST + 1]
+    newest = list(period.rows().order_by("-finished_at").values(*_COLUMNS)[: NEWEST + 1])
     rows = [dict(row, error=row["error_class"] or row["reason"]) for row in newest]
+    read, seen = min(len(rows), NEWEST), selection.topics
+    # Not by the query: rows of a rare topic may be far away.
+    rows = [row for row in rows[:NEWEST] if seen is None or row["topic"] in seen]
     conditions = _conditions(selection)
     counts: dict[str, Sequence[tuple[str, int]]] = {}
     for name in ("state", "topic", "task", "error"):
         others = [fits for other, fits in conditions.items() if other != name]
         found = Counter(
-            row[name] for row in rows[:NEWEST] if row[name] and all(fits(row) for fits in others)
+            row[name] for row in rows if row[name] and all(fits(row) for fits in others)
         )
         counts[name] = found.most_common(MOST_VALUES)
-    return Facets(counts=counts, read=min(len(rows), NEWEST), is_all=len(rows) <= NEWEST)
+    return Facets(counts=counts, read=read, is_all=len(newest) <= NEWEST)
 
 
 def _conditions(selection: Selection) -> dict[str, Callable[[_Row], bool]]:

@@ -29,7 +29,6 @@ from ..core.message import (
     State,
     decode_body,
     stamp_us_of,
-    without_stamp,
 )
 from ..core.present import readable
 from ..core.signals import Event, cancelled, report, rescheduled
@@ -359,14 +358,20 @@ class Editing(WaitingBatch):
 
     def change_rows(self) -> None:
         """Edit the rows too."""
-        rows = [(self._after[message.pk], row) for message, row in self._lock_rows()]
-        by_place = {(message.topic, message.message_id): message.pk for message in self.messages}
-        rows += [
-            (self._after[by_place[row.topic, row.message_id]], row) for row in self._rows_in_redis()
+        read = {row.pk: bytes(row.record) for _, row in self.in_outbox}
+        edits = []
+        for message, row in self._lock_rows():
+            if bytes(row.record) == read[row.pk]:
+                edits.append((row, self._after[message.pk]))
+            else:
+                self.skipped[message.pk] = CHANGED
+        after = {(m.topic, m.message_id): self._after.get(m.pk) for m in self.messages}
+        edits += [
+            (row, record)
+            for row in self._rows_in_redis()
+            if (record := after[row.topic, row.message_id]) is not None
         ]
-        for record, row in rows:
-            row.record = without_stamp(record)
-        OutboxMessage.objects.bulk_update([row for _, row in rows], ["record"], batch_size=20)
+        postponed.all_edited(edits)
         for message in self.alone:
             change = partial(self._record_after, message)
             try:

@@ -34,7 +34,7 @@ DEAD_LETTER_KINDS = (BulkKind.REPLAY, BulkKind.DISCARD, BulkKind.PURGE)
 #: For more messages the operator has to type a word.
 MANY = 10_000
 #: Dead letters are counted up to this number before the order. A dry run counts all.
-COUNTED = 100_000
+COUNTED = 30_000
 #: The word to type when the operation is about more than one topic.
 ALL_TOPICS = "everything"
 SAMPLE = 5

@@ -260,6 +260,16 @@ def all_moved(moves: Sequence[tuple[OutboxMessage, int]]) -> None:
     OutboxMessage.objects.bulk_update(rows, fields, batch_size=100)
 
 
+def all_edited(edits: Sequence[tuple[OutboxMessage, bytes]]) -> None:
+    """Give rows of just these lives another record, as Redis has it, in the caller's
+    transaction."""
+    to = {row.pk: record for row, record in edits}
+    rows = _locked_lives([row for row, _ in edits])
+    for row in rows:
+        row.record = without_stamp(to[row.pk])
+    OutboxMessage.objects.bulk_update(rows, ["record"], batch_size=20)
+
+
 def _locked_lives(rows: Sequence[OutboxMessage]) -> list[OutboxMessage]:
     """The rows as they are now, if they are still about the same lives."""
     lives = {row.pk: row.enqueued_at_us for row in rows}

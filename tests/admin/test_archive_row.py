@@ -10,9 +10,16 @@ import pytest
 from django.test import Client
 
 from django_delayq.archive.erasure import ERASED
+from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
+from django_delayq.operators import bulk, operations
+from django_delayq.operators.bulk_runner import BulkRunner
 from tests.admin.browser import address
+from tests.admin.bulk_orders import text_of
 from tests.admin.rows import NOON, make, make_dead
+from tests.bulk_hands import OPERATOR
+from tests.hands import Hands
+from tests.operators.test_replay import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("delayq")]
 
@@ -252,3 +259,22 @@ def test_a_redacted_result_says_so(as_user: AsUser) -> None:
 def test_a_damaged_result_hides_no_page(as_user: AsUser, damaged: str) -> None:
     row = make(result=damaged, body=BODY)
     assert "unpaid" in as_user(*EVERYTHING).get(address("archived", pk=row.pk)).content.decode()
+
+
+def test_a_row_says_who_has_replayed_it_and_why_and_how_that_ended(
+    as_user: AsUser, hands: Hands
+) -> None:
+    (alone, *others) = dead(3, error_class="KeyError")
+    operations.replay_one(OPERATOR, alone, reason="INC-1: only this")
+    bulk.start(OPERATOR, "replay", Selection(ids=tuple(others)), reason="INC-2: the others")
+    BulkRunner(hands.store, "x").run_once()
+    client = as_user("view_dashboard")
+    page = text_of(client.get(address("archived", pk=alone)))
+    assert "Handled byreplay: olga" in page and "INC-1: only this" in page
+    page = text_of(client.get(address("archived", pk=others[0])))
+    assert "Handled byreplay: olga" in page and "INC-2: the others" in page
+    assert "bulk operation" in page and "INC-1" not in page
+    hands.relay()
+    hands.work()
+    hands.archive()
+    assert "After the replayacked" in text_of(client.get(address("archived", pk=others[0])))

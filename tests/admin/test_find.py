@@ -297,3 +297,13 @@ def test_nothing_is_searched(hands: Hands, django_assert_max_num_queries: Any) -
 def test_a_wrong_topic_is_an_error_of_the_call(hands: Hands) -> None:
     with pytest.raises(UnknownTopic):
         message_search.by_key("a", "nobody")
+
+
+def test_hidden_topics_are_neither_searched_nor_guessed(hands: Hands) -> None:
+    close_order.using(key="order:1", delay=DAY).enqueue(1)
+    close_order.using(key="order:4711", delay=DAY).enqueue(4711)
+    noop.using(key="mail:4711", delay=DAY).enqueue()
+    seen = frozenset({"default"})
+    assert {hit.topic for hit in wider_search.similar_keys("4711", topics=seen)} == {"default"}
+    assert wider_search.by_argument("order_id", "4711", topics=seen).hits == []
+    assert len(wider_search.by_argument("order_id", "4711").hits) == 1

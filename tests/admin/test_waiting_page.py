@@ -303,3 +303,17 @@ def test_who_may_not_cancel_may_only_edit_and_the_other_way_round(
 ) -> None:
     assert "Select a valid choice" in text_of(send(client, RECORD, change="edit", reason="x"))
     assert "Select a valid choice" in text_of(send(editor, RECORD, change="cancel", reason="x"))
+
+
+def test_who_may_do_nothing_to_one_message_cannot_order_for_many(
+    as_user: Callable[..., Client], campaign: None
+) -> None:
+    bare = as_user("view_dashboard", "view_payload", "bulk_operate")
+    assert bare.post(address("waiting_start"), {"query": "topic=default"}).status_code == 403
+    assert "Change all that fit" not in text_of(bare.get(f"{address('waiting')}?topic=default"))
+
+
+def test_an_operation_that_is_gone_prefills_nothing(editor: Client, campaign: None) -> None:
+    for again in ("999999", "x", "9" * 40, "٣"):
+        answer = editor.get(f"{address('waiting')}?topic=default&again={again}")
+        assert answer.status_code == 200

@@ -224,6 +224,13 @@ def test_all_windows_are_one_query(now: datetime) -> None:
     assert len(queries) == 4
 
 
+def test_a_group_says_when_its_newest_letter_is_a_replay_that_died_again(now: datetime) -> None:
+    died(now, 5, hours=1)
+    assert not only_group().died_again
+    died(now, 1, minutes=1, replay_of=7)
+    assert only_group().died_again
+
+
 def test_what_cannot_be_a_topic_is_refused(now: datetime) -> None:
     for topic in ("a b", "\0", "x" * 65, "<b>"):
         with pytest.raises(InvalidName):

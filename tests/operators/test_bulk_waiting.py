@@ -11,6 +11,7 @@ import pytest
 
 from django_delayq import list_messages, pause_topic
 from django_delayq.client import waiting_changes
+from django_delayq.core.encryption import is_sealed
 from django_delayq.core.exceptions import InvalidMessage, NotPermitted, UnknownTopic
 from django_delayq.core.message import Record, State, decode_body
 from django_delayq.models import (
@@ -376,6 +377,38 @@ def test_a_message_that_ran_with_its_new_argument_counts_after_a_kill(
     be_silent()
     other.run_once()
     assert end(operation) == ("done", 3, 3, {})
+
+
+def test_an_edit_of_encrypted_messages_leaves_them_encrypted(
+    runner: BulkRunner, other: BulkRunner, settings: Any
+) -> None:
+    keys = ["QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWY"]
+    settings.DELAYQ = {**settings.DELAYQ, "ENCRYPTION_KEYS": keys}
+    enqueue(15, delay=NEAR, durable=True)
+    operation = ordered("edit", edit=NEXT)
+    with at(bulk_waiting, "_change", die, after=True), pytest.raises(Killed):
+        runner.run_once()
+    be_silent()
+    other.run_once()
+    assert end(operation) == ("done", 15, 15, {})
+    assert values() == list(range(1, 16))
+    for row in OutboxMessage.objects.all():
+        assert is_sealed(Record.decode(record_of(row)).body)
+
+
+def test_a_row_that_somebody_edits_in_the_very_moment_is_left(
+    runner: BulkRunner, hands: Hands
+) -> None:
+    handles = enqueue(3, delay=300 * DAY, durable=True)
+    operation = ordered("edit", edit=NEXT)
+
+    def somebody_else() -> None:
+        apart(lambda: edit(OPERATOR, "default", handles[1].hex(), ([30], {})))
+
+    with at(waiting_changes.Editing, "change_in_redis", somebody_else, time=1):
+        runner.run_once()
+    assert end(operation) == ("done", 3, 2, {"changed meanwhile": 1})
+    assert values() == [1, 3, 30]
 
 
 def test_an_edit_that_makes_a_body_too_large_is_foreseen(runner: BulkRunner) -> None:

@@ -235,7 +235,10 @@ def _initial(request: HttpRequest) -> dict[str, Any]:
     """What the form shows of the operation that the address names: the same once more."""
     if not request.GET.get("again", "").isdecimal() or not may(request, "view_payload"):
         return {}
-    options = decoded(_found(request, int(request.GET["again"][:18])).options)
+    try:
+        options = decoded(service.get(int(request.GET["again"][:18]), request.user).options)
+    except InvalidMessage:  # it is gone, or not this user's
+        return {}
     known = {name: options[name] for name in ("delay", "rate") if options.get(name)}
     return {**known, **edit_initial(options)}
 

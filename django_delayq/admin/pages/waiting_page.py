@@ -103,7 +103,10 @@ def _initial_edit(request: HttpRequest) -> dict[str, str]:
     again = request.GET.get("again", "")
     if not again.isdecimal() or not may(request, "view_payload"):
         return {}
-    return edit_initial(decoded(bulk.get(int(again[:18]), request.user).options))
+    try:
+        return edit_initial(decoded(bulk.get(int(again[:18]), request.user).options))
+    except InvalidMessage:  # it is gone, or not this user's
+        return {}
 
 
 def _about(
