@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq import Batch, Reject, Retry, Snooze
+from django_delayq import Batch, Reject, Retry, Snooze, delayed_task
 from django_delayq.archive import archive_rows, exactly_once
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
@@ -250,6 +251,105 @@ def test_coroutine_that_runs_too_long_is_cancelled(work: Work, delayq: RedisStor
     worker = work()
     eventually(lambda: worker.settled[Result.RETRIED] == 2, 10)
     assert sorted(calls[0]) == [-1, 5]
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[[], list[Batch[Any]]]]:
+    """Makes each call wait, until the test has called it: the batches that run."""
+    begun: list[Batch[Any]] = []
+    go_on = threading.Event()
+
+    def wait(messages: Batch[Any]) -> None:
+        begun.append(messages)
+        go_on.wait(20)
+
+    def release() -> list[Batch[Any]]:
+        go_on.set()
+        return begun
+
+    then.append(wait)
+    yield release
+    go_on.set()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_message_that_is_cancelled_while_its_batch_runs_is_not_acked(
+    work: Work, delayq: RedisStore, heard: Heard, held: Callable[[], list[Batch[Any]]]
+) -> None:
+    handles = due(gather, *range(10))
+    worker = work()
+    eventually(lambda: calls)
+    gather.cancel(id=handles[3].id, running=True)
+    eventually(lambda: [event.id for event in heard["cancelled"]] == [handles[3].id])
+    eventually(lambda: any(lease.lost for lease in worker.shared.held), 10)
+    (batch,) = held()
+    assert [message.args[0] for message in batch if message.lease_lost] == [3]
+    eventually(lambda: not worker.shared.held)
+    assert sorted(event.id for event in heard["acked"]) == sorted(
+        handle.id for handle in handles if handle is not handles[3]
+    )
+    assert len(calls) == 1
+
+
+def test_message_whose_lease_another_worker_took_in_the_middle_is_acked_by_that_one(
+    work: Work, delayq: RedisStore, heard: Heard, held: Callable[[], list[Batch[Any]]]
+) -> None:
+    handles = due(gather, *range(5))
+    worker = work()
+    eventually(lambda: calls)
+    stolen = next(lease for lease in worker.shared.held if lease.id == handles[2].identity)
+    partition = Partition("gathers", 0)
+    delayq.release(partition, [stolen])  # as if it had ended; then another worker claims it
+    (lease,) = delayq.claim(partition, 1).leases
+    held()
+    eventually(lambda: not worker.shared.held)
+    assert {event.id for event in heard["acked"]} == {h.id for h in handles} - {handles[2].id}
+    assert not delayq.ack(partition, [(lease, b"{}")])  # of the other worker: nothing was lost
+
+
+@pytest.mark.long
+def test_batch_that_hangs_ends_with_its_max_runtime_and_stops_no_other(
+    work: Work, delayq: RedisStore, declared: dict[str, Any]
+) -> None:
+    hangs, others = threading.Event(), []
+
+    def run_batch(messages: Batch[Any]) -> None:
+        numbers = [message.args[0] for message in messages]
+        if -1 in numbers and messages[0].attempt == 1:
+            hangs.wait(20)
+        others.extend(numbers)
+
+    task = delayed_task(
+        name="hangs_in_batches", topic="gathers", batch=10, linger=0.02, ttr=1, max_runtime=1
+    )(run_batch)
+    try:
+        due(task, -1, *range(9))
+        worker = work()
+        eventually(lambda: worker.shared.held)
+        due(task, *range(10, 20))
+        eventually(lambda: sorted(others[:10]) == [*range(10, 20)], 10)
+        # The leases of the hung call end, and its messages run again.
+        eventually(lambda: sorted(others) == [-1, *range(9), *range(10, 20)], 15)
+    finally:
+        hangs.set()
+
+
+@pytest.mark.long
+def test_limit_of_the_topic_holds_for_batches(
+    work: Work, delayq: RedisStore, declared: dict[str, Any], settings: Any
+) -> None:
+    most: list[int] = []
+
+    def run_batch(messages: Batch[Any]) -> None:
+        most.append(len(messages))
+        time.sleep(0.1)
+
+    settings.DELAYQ = {**settings.DELAYQ, "TOPICS": {"paced": {"concurrency": 4}}}
+    task = delayed_task(name="paced_batches", topic="paced", batch=50, linger=0.01)(run_batch)
+    due(task, *range(40))
+    worker = work(topics=("paced",))
+    eventually(lambda: worker.settled[Result.ACKED] == 40, 20)
+    assert max(most) <= 4
 
 
 def test_stop_gives_back_what_still_gathers(work: Work, delayq: RedisStore) -> None:
