@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, register
-from django.db import DatabaseError
+from django.db import DatabaseError, connections
 from django.utils.module_loading import import_string
 
 from .core.alert_rules import is_mail, is_url
@@ -64,6 +64,7 @@ WITH_DEPLOY = {
     "W017": "Redis has fewer replicas than `WAIT_REPLICAS`: all messages go to the outbox.",
     "W021": "Messages wait in a topic that no code declares here.",
     "W022": "Messages wait in a topic that is declared and that no worker serves.",
+    "W024": "Psycopg works without compiled code, which takes half as much CPU again.",
     "W023": "No process that archives writes the messages of a recurring task.",
 }
 
@@ -287,6 +288,26 @@ def check_server(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
     except DelayQError as error:
         found.append(Error(str(error), id="delayq.E010"))
     return found
+
+
+@register("delayq", deploy=True)
+def check_driver(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """PostgreSQL is reached by compiled code."""
+    if not any(connections[alias].vendor == "postgresql" for alias in connections):
+        return []
+    try:
+        from psycopg import pq
+    except ImportError:  # psycopg2 is compiled
+        return []
+    if pq.__impl__ != "python":
+        return []
+    return [
+        checks.Warning(
+            "Psycopg works in Python here: a task with one UPDATE takes 1.5 times the CPU.",
+            hint="pip install 'psycopg[binary]', or 'psycopg[c]' where a compiler and libpq are.",
+            id="delayq.W024",
+        )
+    ]
 
 
 @register("delayq", deploy=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 from redis import Redis
 
-from django_delayq import delayed_task
+from django_delayq import checks, delayed_task
 from django_delayq.checks import (
     check_aliases,
     check_database,
@@ -349,3 +350,20 @@ def test_targets_of_alerts_have_to_be_there(
 ) -> None:
     settings.DELAYQ = {**settings.DELAYQ, "ALERTS": [{"kind": "dead", "to": target}]}
     assert ids(check_settings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("vendor", "code", "found"),
+    [
+        ("postgresql", "python", ["delayq.W024"]),
+        ("postgresql", "binary", []),
+        ("sqlite", "python", []),
+    ],
+)
+def test_psycopg_without_compiled_code_is_named(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, code: str, found: list[str]
+) -> None:
+    pq = pytest.importorskip("psycopg").pq
+    monkeypatch.setattr(pq, "__impl__", code)
+    monkeypatch.setattr(checks, "connections", {"default": SimpleNamespace(vendor=vendor)})
+    assert [message.id for message in checks.check_driver()] == found

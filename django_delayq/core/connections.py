@@ -59,6 +59,14 @@ def close_broken() -> None:
         logger.exception("a database connection could not be closed")
 
 
+def close_before_fork() -> None:
+    """Close all connections of this thread, and the pools: a child would use the same sockets."""
+    for connection in connections.all(initialized_only=True):
+        connection.close()
+        if close_pool := getattr(connection, "close_pool", None):  # PostgreSQL, Django 5.1
+            close_pool()
+
+
 def close_all() -> None:
     """Close all connections at the end of a thread. Otherwise they stay open until the garbage is
     collected."""

@@ -76,10 +76,16 @@ class ThreadPool(Generic[W]):
     def start(self) -> None:
         """Begin the threads."""
         for number, slot in enumerate(self.slots):
-            slot.thread = threading.Thread(
-                target=self._work, args=(slot,), name=f"{self._name}-{number}", daemon=True
-            )
-            slot.thread.start()
+            self._begin(number, slot)
+
+    def grow(self, more: int) -> None:
+        """Add so many threads. One thread at a time may call it."""
+        for _ in range(more):
+            slot = Slot[W]()
+            self._begin(self.size, slot)
+            self.slots.append(slot)
+            self.size += 1
+        self._on_room()
 
     def room(self) -> int:
         """How many more messages it takes: the idle threads, and a little work in advance when
@@ -151,6 +157,12 @@ class ThreadPool(Generic[W]):
         """End the threads when they have finished what they run."""
         for _ in self.slots:
             self._wake.put(False)
+
+    def _begin(self, number: int, slot: Slot[W]) -> None:
+        slot.thread = threading.Thread(
+            target=self._work, args=(slot,), name=f"{self._name}-{number}", daemon=True
+        )
+        slot.thread.start()
 
     def _wake_threads(self, count: int) -> None:
         idle = sum(slot.idle for slot in self.slots)

@@ -33,6 +33,7 @@ from .run_report import described_runs
 from .sampler import Sampler
 from .settler import Settler
 from .shared import PerformOnce, Shared
+from .thread_grower import ThreadGrower
 from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class WorkerOptions:
     topics: tuple[str, ...]
     concurrency: int = 8
     """Threads for `def` tasks."""
+    more_threads: bool = False
+    """Add threads while all are busy and wait."""
     async_concurrency: int = 100
     """Coroutines of `async def` tasks at a time."""
     shutdown_timeout: float = 25.0
@@ -107,6 +110,7 @@ class Worker:
             self.shared, self.dispatcher.agenda, self.fleet, self.listener.hints_are_complete
         )
         self.sampler = Sampler(store)
+        self._growers = (ThreadGrower(self.pool),) if options.more_threads else ()
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""
         self.progress = Sleeper()
@@ -120,7 +124,7 @@ class Worker:
     def services(self) -> tuple[Service, ...]:
         """In the order of their start."""
         claiming = (self.settler, self.lease_keeper, self.dispatcher, self.listener, self.reclaimer)
-        return (*claiming, self.heartbeat, self.sampler, *self.sql_services)
+        return (*claiming, self.heartbeat, self.sampler, *self._growers, *self.sql_services)
 
     def start(self) -> None:
         """Begin to work. Returns at once."""
@@ -234,7 +238,7 @@ class Worker:
         hang, options = self.lease_keeper.gave_up, self.options
         gatherer = self.dispatcher.gatherer
         return (
-            sum(map(hang, self.pool.running)) >= options.concurrency
+            sum(map(hang, self.pool.running)) >= self.pool.size
             or sum(map(hang, self.event_loop.running)) >= options.async_concurrency
             or self.event_loop.blocked
             or (gatherer is not None and gatherer.hangs(hang))
@@ -252,7 +256,7 @@ class Worker:
             "pid": os.getpid(),
             "version": PACKAGE_VERSION,
             "topics": list(self.options.topics),
-            "concurrency": self.options.concurrency,
+            "concurrency": self.pool.size,
             "running": len(in_pool) + len(others),
             "busy": len(in_pool),
             **described_runs([*in_pool, *((lease, None) for lease in others)]),

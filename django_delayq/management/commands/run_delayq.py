@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand
-from django.db import connections
 
 from ...archive import exactly_once
 from ...checks import check_reports
 from ...core import conf
 from ...core.conf import get_settings
+from ...core.connections import close_before_fork
 from ...core.exceptions import ConfigurationError, DelayQError
 from ...outbox import relay
 from ...stats.unserved import unserved_topics
@@ -31,6 +31,7 @@ from ...worker.process.console import configure_logging
 from ...worker.process.health import Address
 from ...worker.process.runner import ExitCode, make_sure_to_end, run, run_services, start_anew
 from ...worker.process.supervisor import STOP_SIGNALS, Supervisor
+from ...worker.thread_grower import MOST_THREADS
 from ...worker.worker import Worker, WorkerOptions
 from ..cli import failure, whole
 from ..sql_services import check_tables, sql_services
@@ -67,7 +68,13 @@ class Command(BaseCommand):
             str,
             "topics to serve: all, or a,b or a:3,b:1 with weights, or --topics=-a for all but a",
         )
-        add("concurrency", 8, whole(1, 1000), "threads for def tasks")
+        add(
+            "concurrency",
+            WorkerOptions.concurrency,
+            _threads,
+            f"threads for def tasks; auto: {WorkerOptions.concurrency}, and up to {MOST_THREADS} "
+            "while all are busy and wait",
+        )
         add("async-concurrency", 100, whole(1, 100_000), "coroutines of async def tasks at a time")
         add("processes", 1, whole(1, 256), "worker processes")
         add("shutdown-timeout", 25, _seconds, "seconds that running tasks get at the end")
@@ -152,9 +159,11 @@ class Command(BaseCommand):
         serving = () if options["archiver"] else topics
         for topic in unserved_topics(store, serving, outbox=not options["no_archiver"]):
             say(f"  unserved  {topic}")
+        is_auto = options["concurrency"] == "auto"
         worker_options = WorkerOptions(
             topics=topics,
-            concurrency=options["concurrency"],
+            concurrency=WorkerOptions.concurrency if is_auto else options["concurrency"],
+            more_threads=is_auto,
             async_concurrency=options["async_concurrency"],
             shutdown_timeout=options["shutdown_timeout"],
             burst=options["burst"],
@@ -216,7 +225,7 @@ class Command(BaseCommand):
 
         if count == 1:
             return work(0, reload and not options["burst"])
-        connections.close_all()
+        close_before_fork()
         # Each process makes its own connections, and a circuit breaker that can open.
         get_store().close()
         get_store.cache_clear()
@@ -231,6 +240,10 @@ class Command(BaseCommand):
             raise ConfigurationError(
                 "This server would lose messages. Change its configuration as the lines above say."
             )
+
+
+def _threads(text: str) -> int | str:
+    return text if text == "auto" else whole(1, 1000)(text)
 
 
 def _seconds(text: str | float) -> float:
