@@ -11,7 +11,7 @@ import base64
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, timezone
 from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -99,33 +99,33 @@ class Forms(NamedTuple):
     """How the values of a row are written."""
 
     message_id: Callable[[bytes], Any]
-    instant: Callable[[float], Any]
-    """Of milliseconds since 1970. Raises ValueError or OverflowError for what no calendar has."""
+    instant: Callable[[int], Any]
+    """Of microseconds since 1970. Raises ValueError or OverflowError for what no calendar has."""
 
 
 #: As the fields of the model hold them.
-OBJECTS = Forms(lambda message_id: UUID(bytes=message_id), stored_ms)
+OBJECTS = Forms(lambda message_id: UUID(bytes=message_id), lambda us: stored_ms(us / 1000))
 
 
 def forms_of(connection: BaseDatabaseWrapper) -> Forms:
     """As the parameters of a statement hold them."""
     if connection.vendor == "postgresql":
-        return Forms(bytes.hex, stored_ms)
+        return Forms(bytes.hex, OBJECTS.instant)
     zone = connection.timezone if settings.USE_TZ else get_default_timezone()
+    # A row has four instants, and a batch has few seconds: to make these texts anew would be most
+    # of the work for a row.
+    texts: dict[int, str] = {}
 
-    def instant(ms: float) -> str:
-        seconds, microseconds = divmod(round(ms * 1000), 1_000_000)
-        text = _second(seconds, zone)
+    def instant(us: int) -> str:
+        """Django's text."""
+        seconds, microseconds = divmod(us, 1_000_000)
+        text = texts.get(seconds)
+        if text is None:
+            whole = datetime.fromtimestamp(seconds, zone).replace(tzinfo=None)
+            text = texts[seconds] = str(whole)
         return f"{text}.{microseconds:06}" if microseconds else text
 
     return Forms(bytes.hex, instant)
-
-
-@lru_cache(maxsize=4096)
-def _second(seconds: int, zone: tzinfo) -> str:
-    """Django's text of a whole second since 1970. A row has four instants, and a batch has few
-    seconds: without the cache these texts are most of the work for a row."""
-    return str(datetime.fromtimestamp(seconds, zone).replace(tzinfo=None))
 
 
 def to_archive(entries: Sequence[Entry]) -> list[Entry]:
@@ -167,13 +167,13 @@ def row_of(entry: Entry, forms: Forms, content: Content | None = None) -> RowVal
     first_ms = (None if attempts.history else started_ms) or attempts.first_claimed_at_ms
     return (
         forms.message_id(entry.id),
-        instant(record.enqueued_at_us / 1000),
+        instant(record.enqueued_at_us),
         entry.partition.topic,
         entry.partition.number,
         kept_task_name(entry.partition, record.task_code)[:200],
-        _without_nul(body.key or ""),
+        _without_nul(body.key) if body.key else "",
         entry.state,
-        _without_nul(detail.reason)[:200],
+        _without_nul(detail.reason)[:200] if detail.reason else "",
         arguments,
         _encode(body.headers).decode() if body.headers else "",
         record.flags & PRIORITY_BITS,
@@ -182,15 +182,16 @@ def row_of(entry: Entry, forms: Forms, content: Content | None = None) -> RowVal
         attempts.attempt,
         attempts.crashes,
         attempts.history.decode("utf-8", "replace"),
-        instant(due_ms),
-        instant(first_ms) if first_ms else None,
-        instant(entry.at_ms),
+        instant(due_ms * 1000),
+        instant(round(first_ms * 1000)) if first_ms else None,
+        instant(entry.at_ms * 1000),
         None if started_ms is None else round(started_ms - due_ms, 3),
         detail.run_ms,
         _without_nul(detail.worker)[:200],
-        _without_nul(detail.error)[:200],
-        _without_nul(detail.message),
-        _without_nul(detail.traceback),
+        # Empty in most rows.
+        _without_nul(detail.error)[:200] if detail.error else "",
+        _without_nul(detail.message) if detail.message else "",
+        _without_nul(detail.traceback) if detail.traceback else "",
         body.replay_of,
         _result(entry, record.task_code, detail) if detail.result or detail.progress else "",
     )
@@ -356,7 +357,7 @@ def _arguments(entry: Entry, record: Record, body: Body) -> str:
 
 def _without_nul(text: str) -> str:
     """PostgreSQL's text cannot hold the character 0."""
-    return text.replace("\0", "\\0") if text else text
+    return text.replace("\0", "\\0")
 
 
 def _holes(columns: Collection[str]) -> str:

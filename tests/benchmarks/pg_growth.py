@@ -151,9 +151,9 @@ def fill(rows: int) -> None:
 
 def _coming() -> Iterator[tuple[Any, ...]]:
     """Rows as the archiver copies them."""
-    from django_delayq.archive.copying import _microseconds
+    from django_delayq.archive.copying import _since_2000
 
-    for row in seed.rows_of(COMING, lambda when: _microseconds(when.timestamp() * 1000)):
+    for row in seed.rows_of(COMING, lambda when: _since_2000(round(when.timestamp() * 1_000_000))):
         yield row[0].bytes, *row[1:]
 
 
