@@ -102,6 +102,20 @@ def report_apart(what: str) -> Any:
     raise Unpicklable(open(os.devnull))  # noqa: SIM115
 
 
+@delayed_task(topic="apart", isolate=True, ttr=1, max_runtime=1, max_attempts=1, secret=("card",))
+def pay_apart(how: str, card: str) -> None:
+    """Says what it must not."""
+    write()
+    if how == "hang":
+        time.sleep(GATE_SECONDS)
+    if how == "reject":
+        raise Reject(f"{card} is refused")
+    try:
+        raise LookupError(f"no {card}")
+    except LookupError as error:
+        raise ValueError(f"{card} is refused") from error
+
+
 @delayed_task(topic="apart", isolate=True)
 def flood() -> None:
     """Has much to say."""

@@ -192,6 +192,21 @@ def test_what_a_task_raises_is_recorded_as_that_of_a_thread(
 
 
 @pytest.mark.long
+def test_what_a_child_says_tells_no_secret(
+    queue: Queue, worker: Callable[..., WorkerProcess]
+) -> None:
+    process, card = worker(), "4111111111111111"
+    for how in ("raise", "reject", "hang"):
+        handle = apart.pay_apart.enqueue(how, card)
+        end = end_of(queue, handle)
+        assert end.state == "dead"
+        assert card not in f"{end} {queue.detail_of(handle, 'apart')}"
+        assert ("[redacted] is refused" in f"{end}") is (how != "hang")
+    assert "pay_apart" in process.output
+    assert card not in process.output
+
+
+@pytest.mark.long
 def test_a_flood_of_progress_is_borne(queue: Queue, worker: Callable[..., WorkerProcess]) -> None:
     worker()
     handle = apart.flood.enqueue()
