@@ -25,7 +25,7 @@ from .store import RedisStore
 
 #: Sweep intervals from one beat to the next; how many more for each worker that comes before, and
 #: at most. After 2.5 without a beat a worker has to look for lost hints.
-BEAT_AFTER, BEAT_TURN, BEAT_AFTER_MOST = 1.25, 0.05, 0.75
+BEAT_AFTER, BEAT_TURN, BEAT_AFTER_MOST = 1.5, 0.05, 0.5
 
 
 class HintStream:

@@ -113,6 +113,10 @@ class Fleet:
             ranks[partition] = rank
         return rank
 
+    def spread(self) -> int:
+        """How many times as rarely as a lone worker this one tries what one of all has to do."""
+        return 1 if self.rank(OF_THE_FLEET) < 2 else self.size
+
     def turn(self, partition: Partition) -> int:
         """As rank(), but busy workers come later. When all are full it is everybody's turn."""
         load = self._said or 0

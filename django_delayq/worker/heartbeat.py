@@ -16,7 +16,7 @@ from .shared import Shared
 #: They are kept for so long (seconds): somebody will ask what became of the worker.
 FORGOTTEN_AFTER = 1800.0
 #: Seconds between two heartbeats of an idle worker, for each worker there is.
-BEAT_S_EACH = 1.5
+BEAT_S_EACH = 2.0
 
 
 class Heartbeat(Service):

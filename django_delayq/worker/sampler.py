@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from ..core.message import Final
@@ -13,14 +14,17 @@ from ..store.workers import SAMPLE_MS
 
 
 class Sampler(Service):
-    """Every worker tries, one of them does it."""
+    """One worker does it, and a second tries. The others try now and then: with many of them, each
+    minute would cost a command of each."""
 
     name = "sampler"
     interval = SAMPLE_MS / 1000
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: RedisStore, spread: Callable[[], int] = lambda: 1) -> None:
         super().__init__()
         self._store = store
+        self._spread = spread
+        """In how many minutes this worker tries again."""
 
     def run_once(self) -> float:
         """Take the sample of this minute, unless somebody has."""
@@ -32,7 +36,7 @@ class Sampler(Service):
                 parts[partition.topic].append(stats)
             topics = {topic: sample_of(of_topic) for topic, of_topic in parts.items()}
             self._store.workers.add_sample(int(self._store.clock_ms()), topics)
-        return self.interval
+        return self.interval * self._spread()
 
 
 def sample_of(parts: list[PartitionStats]) -> dict[str, Any]:

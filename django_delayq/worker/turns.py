@@ -126,18 +126,22 @@ class Turns:
                 self.plan(visit, self._shared.clock.now_ms())
             else:
                 looks.append(visit)
-        if not looks:
-            return mine, ()
+        late = self._look(looks) if looks else ()
+        return [*mine, *late], late
+
+    def _look(self, looks: Sequence[Visit]) -> Collection[Visit]:
+        """Read what is due there first. Returns the visits where it is late."""
         late: set[Visit] = set()
         heads = self._shared.store.queries.heads([visit.partition for visit in looks])
         too_old_ms = self._shared.clock.now_ms() - 1000 * STEP_IN
         for visit, head_ms in zip(looks, heads, strict=True):
-            visit.may_be_leased = visit.to_sweep = True  # something was due
+            if visit in self._standing_in:  # something was due
+                visit.may_be_leased = visit.to_sweep = True
             if head_ms is not None and head_ms <= too_old_ms:
                 late.add(visit)
             else:
                 self.plan(visit, head_ms)
-        return [*mine, *late], late
+        return late
 
     def report_late(self, visit: Visit) -> None:
         """The workers that come before this one have left messages to it: until they say something

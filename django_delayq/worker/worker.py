@@ -109,7 +109,7 @@ class Worker:
         self.reclaimer = Reclaimer(
             self.shared, self.dispatcher.agenda, self.fleet, self.listener.hints_are_complete
         )
-        self.sampler = Sampler(store)
+        self.sampler = Sampler(store, self.fleet.spread)
         self._growers = (ThreadGrower(self.pool),) if options.more_threads else ()
         self.sql_services = tuple(sql_services(self))
         """Archiver, relay, reconciler: they know models, which this package does not."""

@@ -16,7 +16,7 @@ from tests.benchmarks.peers.catalogue import NAMES
 from tests.benchmarks.results import Results
 
 WORKLOADS = (
-    "enqueue", "bulk", "burst", "precision", "bytes", "idle", "fleet", "near_far", "fairness", "async_io",
+    "enqueue", "bulk", "burst", "precision", "bytes", "idle", "fleet", "bodies", "near_far", "fairness", "async_io",
     "archive", "archive_rate", "orders", "capacity", "archiving", "pruning", "processes", "partitions", "growth",
     "release", "crash", "pages",
     "pg_growth", "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",

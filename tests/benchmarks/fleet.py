@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -66,12 +66,14 @@ def script_calls(client: Any) -> int:
     )
 
 
-def costs(options: common.Options, parts: list[str]) -> None:
+def costs(
+    options: common.Options, parts: list[str], sizes: Sequence[int], spreads: Sequence[int]
+) -> None:
     """An empty server for each size of the fleet."""
     with common.bench_server() as server:
         client, first = server.client(), 0
-        for topics in TOPICS:
-            for workers in WORKERS:
+        for topics in spreads:
+            for workers in sizes:
                 client.flushall()
                 os.environ["DELAYQ_BENCH_TOPICS"] = str(topics)
                 names = ",".join(["bench", *(f"many.{number:04}" for number in range(1, topics))])
@@ -216,14 +218,21 @@ def precise(options: common.Options) -> None:
     )
 
 
+def _numbers(text: str | None) -> list[int]:
+    return [int(number) for number in (text or "").split(",") if number]
+
+
 def main(arguments: list[str]) -> None:
     """Further arguments go to run_delayq."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--workers", help="of the parts idle and lone, such as 1,64")
+    parser.add_argument("--topics")
     known, rest = parser.parse_known_args(arguments)
     parts, options = known.parts.split(","), common.options(rest, 3)
     if {"idle", "lone"} & {*parts}:
-        costs(options, parts)
+        workers, topics = _numbers(known.workers) or WORKERS, _numbers(known.topics) or TOPICS
+        costs(options, parts, workers, topics)
     if {"failure", "precision"} & {*parts}:
         with common.bench_server():
             if "failure" in parts:

@@ -18,7 +18,9 @@ MEANINGS = {
     "precision": "200 messages a second for 30 s, each due in 1 to 10 s; start minus due time, and the worker's CPU",
     "bytes": "growth of Redis' `used_memory` per waiting message with 100 bytes of arguments",
     "idle": "a worker beside messages that wait for an hour; commands count also inside scripts",
-    "fleet": "workers that wait, beside topics where nothing happens; commands count also inside scripts",
+    "fleet": "what 1 to 64 workers cost together: idle (commands count also inside scripts), and for a message that comes "
+    "alone; how late messages are when the home of their topic is killed or frozen, and with 16 workers beside one",
+    "bodies": "the longest call of each kind with large bodies, by Redis' slow log",
     "near_far": "a message due in 5 s behind 100,000 that are due in an hour",
     "fairness": "tasks of 1 ms, 50 ms and 2 s in one topic at half load, each class by itself; then a topic with 50 "
     "messages a second beside one with thousands of 50 ms tasks due at once",
