@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -16,7 +16,7 @@ from django_delayq import Handle
 from django_delayq.store.keys import Partition
 from django_delayq.worker.fleet import score, seed_of
 from tests.acceptance import tasks
-from tests.acceptance.harness import Figure, Queue
+from tests.acceptance.harness import Figure, Queue, running
 from tests.acceptance.process import WorkerProcess
 from tests.servers import wait_until
 
@@ -88,6 +88,23 @@ def test_a_home_that_fails_delays_its_messages_by_less_than_a_second(
     after = flow(queue, 3)
     assert worst(queue, after[20:]) < DELAY / 2
     assert not queue.history.duplicates()
+
+
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_so_it_is_where_nothing_proves_that_hints_arrive(
+    kind: str, how: str, queue_on: Callable[..., Queue], figure: Figure
+) -> None:
+    with running(kind) as server:
+        queue = queue_on(server)
+        workers = together(queue, 3)
+        first = home(queue, workers)
+        os.kill(first.pid, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        late = worst(queue, flow(queue, 4))
+        figure(f"{1000 * late:.0f} ms late at most")
+        assert late < DELAY
+        if how == "frozen":
+            os.kill(first.pid, signal.SIGCONT)
 
 
 def test_after_all_others_were_killed_the_last_one_takes_over(queue: Queue, figure: Figure) -> None:

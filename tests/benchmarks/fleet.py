@@ -24,7 +24,7 @@ from tests.benchmarks.precision import pace, steady
 
 PARTS = ("idle", "lone", "failure", "precision")
 WORKERS, TOPICS = (1, 4, 16, 64), (1, 100, 1_000)
-SECONDS, SETTLE = 60, 20
+SECONDS, SETTLE = 60, 40
 CREWS = 4
 """Processes that share the workers of a large fleet."""
 LONE = 100
