@@ -130,7 +130,7 @@ def test_a_dead_letter_is_seen_mended_and_replayed(
     page.locator("tbody tr").filter(has_text="tests.app.tasks.act").get_by_role(
         "link", name="1", exact=True
     ).first.click()
-    page.get_by_role("link", name="tests.app.tasks.act").click()
+    page.get_by_role("link", name="tests.app.tasks.act, dead").click()
     assert "TypeError: a bug" in page.locator("#delayq-traceback").inner_text()
 
     page.get_by_role("link", name="Edit and replay").click()
@@ -261,7 +261,7 @@ def test_a_wrong_campaign_is_cancelled_by_a_filter(
     page.get_by_role("link", name="Filter, cancel, shift or move many").click()
     page.locator("#id_key_prefix").fill("campaign:")
     page.get_by_role("button", name="Filter").click()
-    page.get_by_text("Change all that fit").wait_for()
+    page.get_by_role("heading", name="Change all that fit").wait_for()
     picture(page, "waiting")
     page.locator("#id_reason").fill("The price was wrong")
     page.get_by_role("button", name="Dry run").click()
