@@ -53,6 +53,9 @@ class MonthMaker(Service):
         except ArchiveBusy as error:
             logger.warning("the months of the archive are made later: %s", error)
             return self.interval
+        finally:
+            # Else each process would hold one for an hour.
+            connections[get_settings().database].close()
         self.made += len(made)
         if made:
             logger.info("the archive has new partitions: %s", ", ".join(made))

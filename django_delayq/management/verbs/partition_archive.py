@@ -37,7 +37,7 @@ class Command(Verb):
             return Answer(
                 text=_planned(plan),
                 data={"dry_run": True, **asdict(plan)},
-                code=bool(plan.problems),
+                code=1 if plan.problems else 0,
             )
         with OperatorAction.recorded(
             "partition archive",
