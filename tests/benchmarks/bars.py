@@ -93,7 +93,11 @@ BARS = (
     Bar("pipeline_schedule", "figure", "<=", 15, "s for 1,000,000 messages"),
     Bar("pipeline_schedule", "added_again", "<=", 0, "added by the same job again"),
     Bar("pipeline_schedule", "came_back", "<=", 0, "of those that had finished came back"),
-    Bar("pipeline_forecast", "figure", "<=", 6, "s for 1,000,000 messages"),
+    Bar("pipeline_schedule", "figure", ">=", 0.8, "of the rate of a raw client", "against raw"),
+    Bar("pipeline_forecast", "figure", "<=", 2, "times a raw scan of 1,000,000", "1 partitions"),
+    Bar("pipeline_forecast", "figure", "<=", 2, "times a raw scan of 1,000,000", "4 partitions"),
+    Bar("pipeline_forecast", "forecast_s", "<=", 15, "s for 1,000 topics", "many topics"),
+    Bar("pipeline_forecast", "rows_written", "<=", 30_000, "rows for 1,000 topics", "many topics"),
     Bar("pipeline_interval", "differing", "<=", 0, "rows that differ after three kills"),
     Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
 )

@@ -20,6 +20,8 @@ FINISHED = 4_000
 RUNS = 3
 #: Seconds of the whole job in a running session, Redis on the same machine.
 BAR_S = 15.0
+#: Part of the rate of a client that sends the same scripts, ready-made, and does nothing else.
+BAR_RATIO = 0.8
 #: Of the job that adds nothing any more, and of that whose tasks are killed: what they must add.
 BAR_AGAIN = 0
 
@@ -38,12 +40,24 @@ def main(arguments: list[str]) -> None:
 
 
 def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
-    """The whole job; the same again; again when some have finished."""
-    seconds, added = [], 0
+    """The whole job, beside a raw client and `send --file`, by turns; the same again; again when
+    some have finished."""
+    seconds, alone, raw, added = [], [], [], 0
+    messages = prepared(path)
     for number in range(runs):
+        server.client().flushall()
+        raw.append(sent_raw(server.url, messages))
+        server.client().flushall()
+        alone.append(send_alone(server.url, path, f"run-{number}"))
         server.client().flushall()
         taken, added = schedule(spark, server.url, path, f"run-{number}")
         seconds.append(taken)
+    bare, ours = common.median(raw), common.median(alone)
+    common.report(
+        "pipeline_schedule", bare / common.median(seconds), "of the rate of a raw client", case="against raw",
+        bar_ratio=BAR_RATIO, spark_s=common.median(seconds), raw_s=bare, one_process=bare / ours,
+        one_process_s=ours, rows=rows,
+    )  # fmt: skip
     used = server.client().info("memory")["used_memory"]
     last = f"run-{runs - 1}"
     again_s, again = schedule(spark, server.url, path, last)
@@ -57,6 +71,78 @@ def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
         came_back=back, left=left, bytes_per_message=used / rows,
     )  # fmt: skip
     assert (added, again, back, left) == (rows, 0, 0, rows - ended)
+
+
+def _maker(path: str, job: str) -> Any:
+    """What makes messages of the files, the files, and the options."""
+    from datetime import datetime, timezone
+
+    from django_delayq.pipeline.bulk_load import row_messages
+    from django_delayq.pipeline.bulk_load.row_files import open_rows
+    from django_delayq.pipeline.bulk_load.row_messages import MessageMaker
+    from django_delayq.pipeline.params import ScheduleOptions
+
+    files = sorted(str(one) for one in Path(path).glob("*.parquet"))
+    options = ScheduleOptions(
+        job=job, task=_task(), source=files[0], format="parquet", key="key", due="due_at"
+    )
+    maker = MessageMaker(
+        planned=row_messages.plan(options, open_rows(files[0], "parquet").schema),
+        now=datetime.now(tz=timezone.utc), limit=65_536, partitions=PARTITIONS,
+    )  # fmt: skip
+    return maker, files, options
+
+
+def prepared(path: str) -> list[Any]:
+    """All calls of the load script, ready to be sent: partition, split and messages of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    from django_delayq.pipeline.bulk_load.row_files import open_rows
+    from django_delayq.pipeline.sinks.loader import load_arguments
+    from django_delayq.store.keys import Partition
+
+    maker, files, _ = _maker(path, "raw")
+    made = [
+        maker.made(lines.rows) for file in files for lines in open_rows(file, "parquet").batches()
+    ]
+    whole = pa.Table.from_batches(made).sort_by([("cell", "ascending"), ("id", "ascending")])
+    calls = []
+    for cell in range(PARTITIONS * 4):
+        mine = whole.filter(pc.equal(whole["cell"], cell)).combine_chunks()
+        for batch in mine.to_batches(500):
+            partition = Partition("reminders", cell // 4)
+            calls.append((partition, cell % 4, load_arguments(batch, 0, 1 << 30)))
+    return calls
+
+
+def sent_raw(url: str, calls: list[Any]) -> float:
+    """Seconds of a client that only sends them."""
+    from django_delayq.core.message import task_code
+    from django_delayq.store.bulk_load import BulkLoad
+
+    store, load = _store(url), BulkLoad("raw", "raw")
+    tasks = {task_code("shop.remind"): "shop.remind"}
+    begun = time.perf_counter()
+    for partition, split, messages in calls:
+        # One after the other: the fence passes what comes before an id that is there.
+        store.bulk_load.load(partition, load, split, tasks, messages)()
+    return time.perf_counter() - begun
+
+
+def send_alone(url: str, path: str, job: str) -> float:
+    """Seconds of `send --file` for all files, in this process and without Spark."""
+    import msgspec
+
+    from django_delayq.pipeline.bulk_load.send_file import send_file
+
+    _, files, options = _maker(path, job)
+    store = _store(url)
+    begun = time.perf_counter()
+    for nth, file in enumerate(files):
+        given = msgspec.structs.replace(options, source=file, job=f"{job}-{nth}")
+        send_file(store, given, lambda *step: None)
+    return time.perf_counter() - begun
 
 
 def killed(spark: Any, server: Any, path: str, rows: int) -> None:
@@ -103,20 +189,9 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
     import msgspec
 
     from django_delayq.pipeline.jobs import run
-    from django_delayq.pipeline.params import (
-        Database,
-        ParameterSpec,
-        Params,
-        Redis,
-        Secret,
-        TaskSpec,
-    )
+    from django_delayq.pipeline.params import Database, Params, Redis, Secret
 
-    kinds = {"order_id": "int", "email": "str", "amount": "float"}
-    parameters = [
-        ParameterSpec(name=name, kind="both", annotation=kind) for name, kind in kinds.items()
-    ]
-    task = TaskSpec(name="shop.remind", topic="reminders", ttr_ms=60_000, parameters=parameters)
+    task = _task()
     with tempfile.NamedTemporaryFile("w", suffix=".url") as secret:
         secret.write(url)
         secret.flush()
@@ -129,6 +204,16 @@ def schedule(spark: Any, url: str, path: str, job: str) -> tuple[float, int]:
         begun = time.perf_counter()
         report = run("schedule", spark, Params(database=database, redis=redis, job=options))
         return time.perf_counter() - begun, report.figures["added"]
+
+
+def _task() -> Any:
+    from django_delayq.pipeline.params import ParameterSpec, TaskSpec
+
+    kinds = {"order_id": "int", "email": "str", "amount": "float"}
+    parameters = [
+        ParameterSpec(name=name, kind="both", annotation=kind) for name, kind in kinds.items()
+    ]
+    return TaskSpec(name="shop.remind", topic="reminders", ttr_ms=60_000, parameters=parameters)
 
 
 def _store(url: str) -> Any:

@@ -52,7 +52,8 @@ MEANINGS = {
     "pipeline_stats": "the figures of all hours and days of a lake of 10,000,000 rows, warm, with 1 GB for Java",
     "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
     "and with half of Spark's tasks killed in their first attempt",
-    "pipeline_forecast": "the whole job beside 1,000,000 waiting messages",
+    "pipeline_forecast": "the whole job beside a raw scan of the same lanes, by turns: 1,000,000 messages of two weeks, and "
+    "500,000 of a day in 1,000 topics",
     "pipeline_interval": "2,000,000 rows to the lake by `export --interval`, while driver and Java are killed three times",
     "pipeline_audit": "Redis, outbox, archive and lake with a million messages; then with planted damage of every "
     "kind, its repair, and another audit",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import row_files
 from django_delayq.pipeline.bulk_load.row_files import open_rows
 from django_delayq.pipeline.bulk_load.row_messages import CORRUPT
@@ -72,6 +74,23 @@ def test_parquet_keeps_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = open_rows(str(path), "parquet")
     assert (file.schema.field("k").type, file.size) == (pa.int16(), 3)
     assert read(path, "parquet") == [(1, {"k": 1}), (2, {"k": 2}), (3, {"k": 3})]
+
+
+def test_times_that_spark_writes_are_in_utc(tmp_path: Path) -> None:
+    when = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
+    naive = pa.timestamp("us")
+    table = pa.table(
+        {"at": pa.array([when, None], schemas.TIME), "bare": pa.array([when, None], naive)}
+    )
+    for name, options in (("spark", {"use_deprecated_int96_timestamps": True}), ("plain", {})):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(table, path, **options)
+        file = open_rows(str(path), "parquet")
+        assert file.schema.field("at").type == schemas.TIME
+        ((rows, _),) = file.batches()
+        assert rows.schema == file.schema
+        assert rows.column("at").to_pylist() == [when, None]
+    assert open_rows(str(path), "parquet").schema.field("bare").type == naive
 
 
 @pytest.mark.parametrize(

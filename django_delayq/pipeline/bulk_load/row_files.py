@@ -13,6 +13,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from ...core.chunks import chunked
+from .. import schemas
 from ..job_errors import Refused
 from . import json_values
 from .row_messages import CORRUPT
@@ -62,19 +63,28 @@ def unreadable(path: str, error: Exception) -> Refused:
 
 
 class ParquetRows:
-    """Parquet: the columns have the types of the file."""
+    """Parquet: the columns have the types of the file. INT96, in which Spark writes its times, is
+    in UTC."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        with parquet.ParquetFile(path) as file:
+        with self._open() as file:
             self.schema, self.size = file.schema_arrow, file.metadata.num_rows
+            columns = (file.schema.column(at) for at in range(len(file.schema)))
+            instants = {column.path for column in columns if column.physical_type == "INT96"}
+        for at, field in enumerate(self.schema):
+            if field.name in instants:
+                self.schema = self.schema.set(at, field.with_type(schemas.TIME))
 
     def batches(self) -> Iterator[Lines]:
         first = 1
-        with parquet.ParquetFile(self._path) as file:
+        with self._open() as file:
             for batch in file.iter_batches(BATCH):
-                yield Lines(batch, range(first, first + len(batch)))
+                yield Lines(batch.cast(self.schema), range(first, first + len(batch)))
                 first += len(batch)
+
+    def _open(self) -> Any:
+        return parquet.ParquetFile(self._path, coerce_int96_timestamp_unit="us")
 
 
 class CsvRows:
