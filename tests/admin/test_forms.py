@@ -230,7 +230,7 @@ def test_the_page_shows_what_is_there_and_nothing_of_it_works() -> None:
 def test_each_field_says_what_it_takes() -> None:
     html = str(ArgumentsForm("tests.app.tasks.close_order"))
     assert '<label for="id_argument_order_id">order_id</label>' in html
-    assert "int. JSON. Write text in double quotes." in html
+    assert "int. JSON. Quote text: &quot;abc&quot;." in html
     assert (
         "str. Plain text. Text in double quotes is read as JSON. If empty: &#x27;unpaid&#x27;."
         in html

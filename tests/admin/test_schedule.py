@@ -162,7 +162,7 @@ def test_sent_again_after_it_has_run_it_does_not_run_again(
     hands.work(ORDERS)
     not_yet_archived = send(client, data)
     assert not_yet_archived.status_code == 200 and BEFORE in not_yet_archived.content.decode()
-    assert "Open this form anew" in not_yet_archived.content.decode()
+    assert "Reset the form" in not_yet_archived.content.decode()
     row = hands.archive()[0]
     assert send(client, data).url == address("archived", pk=row.pk)
     assert seen == [(7, "unpaid")] and not hands.work(ORDERS)
@@ -287,7 +287,7 @@ def test_after_an_answer_that_was_lost_one_is_told_to_look_and_the_form_counts_n
     data = filled(client, argument_order_id="7", delay="0", key=key)
     with lost_answers(3):
         html = send(client, data).content.decode()
-    assert "Check the topic and the archive before" in html and "Open this form anew" in html
+    assert "Check the topic and the archive before" in html and "Reset the form" in html
     hands.work(ORDERS)
     assert BEFORE in send(client, data).content.decode()
     hands.work(ORDERS)
@@ -328,7 +328,7 @@ def test_a_message_is_sent_from_a_browser(
     page = browser_page(as_user("view_dashboard", "view_payload", "edit_message"), width=390)
     page.goto(address("schedule"))
     page.get_by_label("Task").select_option(TASK)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Continue").click()
     page.get_by_label("order_id").fill("1042")
     page.get_by_role("button", name="Enqueue").click()
     page.get_by_text("Fill in one of the two").wait_for()

@@ -85,7 +85,7 @@ def _addresses() -> list[tuple[str, str]]:
     return [
         ("overview", ROOT),
         ("overview, kept", f"{ROOT}?kept=1"),
-        ("live", f"{ROOT}live/"),
+        ("live", f"{ROOT}?part=1"),
         ("topic", f"{ROOT}topics/{topic}/"),
         ("topic, deep", f"{ROOT}topics/{topic}/?cursor={cursor}"),
         ("dead letters", f"{ROOT}dead-letters/"),
