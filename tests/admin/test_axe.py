@@ -32,6 +32,7 @@ _RUN = """async () => {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_axe_finds_nothing(
@@ -59,6 +60,7 @@ def test_axe_finds_nothing(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_axe_finds_nothing_under_unfold():
     pytest.importorskip("unfold")
     pytest.importorskip("axe_playwright_python")

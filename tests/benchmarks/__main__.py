@@ -19,7 +19,7 @@ WORKLOADS = (
     "enqueue", "bulk", "burst", "precision", "bytes", "idle", "fleet", "bodies", "near_far", "fairness", "async_io",
     "archive", "archive_rate", "orders", "capacity", "archiving", "pruning", "processes", "partitions", "growth",
     "release", "crash", "pages",
-    "pg_growth", "overview", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
+    "pg_growth", "overview", "many_topics", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
     "pipeline_forecast", "pipeline_interval", "pipeline_audit",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
