@@ -83,6 +83,13 @@ BARS = (
     Bar("release", "longest_script_ms", "<=", 10, "ms for the longest script"),
     Bar("release", "neighbour_p99_ms", "<=", 50, "ms p99 of another topic"),
     Bar("release", "against_burst", ">=", 0.8, "of the burst's rate"),
+    Bar("orders", "against_single", ">=", 10, "times single messages", "batch"),
+    Bar("orders", "to_python_peers", ">=", 25, "times the best Python peer", "batch"),
+    Bar("orders", "seconds", "<=", 0.7, "s for 20,000 orders", "batch"),
+    Bar("orders", "seconds", "<=", 1, "s for 20,000 orders", "exactly once"),
+    Bar("orders", "to_python_peers", ">=", 4, "times the best Python peer", "single, 2 processes"),
+    Bar("orders", "to_graphile", ">=", 1.3, "times Graphile Worker", "single, 2 processes"),
+    Bar("capacity", "off_by", "<=", 0.25, "of what was predicted"),
     Bar("async_io", "figure", ">=", 30_000, "messages/s"),
     Bar("growth", "against_first", "<=", 1.3, "times the claim cost beside 10^4", MILLION),
     Bar("pipeline_read", "figure", ">=", 350_000, "rows/s", "postgresql auto"),
@@ -105,5 +112,5 @@ BARS = (
     Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
 )
 
-PEER_FACTOR = 3.5
-"""How many times a burst of BullMQ, in the same run, ours must be."""
+PEER_FACTORS = {"bullmq": 3.5, "graphile": 2.5}
+"""How many times the burst of a peer, in the same run, ours must be."""

@@ -159,7 +159,8 @@ def predict(options: common.Options, costs: Any) -> list[tuple[str, float, float
         found.append((variant.case, ran, predicted))
         common.report(
             "capacity", ran, "messages/s", case=variant.case,
-            ceiling=predicted, ceiling_is="predicted", cores=cores, runs=options.runs,
+            ceiling=predicted, ceiling_is="predicted",
+            off_by=abs(ran / predicted - 1), cores=cores, runs=options.runs,
         )  # fmt: skip
     return found
 

@@ -65,6 +65,11 @@ def measure(options: common.Options) -> None:
             if number == 0:  # that was the warm-up
                 found = {way: [] for way in found}
     bare, single = median(found["bare"]), median(found["single"])
+    theirs = {peer.name: median(found[peer.name]) for peer in peers if peer.name in found}
+    python = max(
+        (theirs[peer.name] for peer in peers if peer.name in theirs and not peer.node), default=0
+    )
+    graphile = theirs.get("orders-graphile", 0)
     for way in ways:
         rate = median(found[way])
         common.report(
@@ -77,11 +82,12 @@ def measure(options: common.Options) -> None:
             ratio=rate / bare,
             against_single=rate / single,
             seconds=count / rate,
+            to_python_peers=rate / python if python else None,
+            to_graphile=rate / graphile if graphile else None,
             runs=options.runs,
         )
     for peer in peers:
-        if rates := found.get(peer.name):
-            rate = median(rates)
+        if rate := theirs.get(peer.name):
             common.report(
                 "orders",
                 rate,
@@ -90,7 +96,7 @@ def measure(options: common.Options) -> None:
                 single_to_peer=single / rate,
                 two_processes_to_peer=median(found[TWO]) / rate,
                 batch_to_peer=median(found["batch"]) / rate,
-                runs=len(rates),
+                runs=len(found[peer.name]),
                 version=version(peer),
                 settings=peer.settings,
             )
