@@ -86,7 +86,7 @@ def test_the_failure_shows_what_was_enqueued(delay_queue: QueueUnderTest) -> Non
     with pytest.raises(AssertionError) as failure:
         delay_queue.assert_enqueued(close_order, args=[8], key="order:8", delay=60)
     wanted, title, first, second = str(failure.value).splitlines()
-    assert wanted == "Not enqueued: tests.app.tasks.close_order(8), key 'order:8', delay 60 s."
+    assert wanted == "Not enqueued: tests.app.tasks.close_order(8), key 'order:8', delay 1 min."
     assert title == "Enqueued are:"
     assert "tests.app.tasks.close_order(7, reason='late'), key 'order:7', delay 30 min" in first
     assert "tests.app.tasks.record('x'), delay 5 s, due in" in second
