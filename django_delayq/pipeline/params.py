@@ -296,7 +296,7 @@ class CheckOptions(JobOptions):
       python manage.py delayq pipeline check --since 24h --late-p99 5s --dead 1%
     """
 
-    takes = ("since", "until", "topic")
+    takes = ("since", "until", "topic", "dry_run")
 
     late_p50: Seconds | None = None
     """Most lateness that half of the messages may have."""
