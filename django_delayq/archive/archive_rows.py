@@ -303,8 +303,10 @@ def without_row(leases: Sequence[Lease]) -> Sequence[Lease]:
         (UUID(bytes=lease.id), stored_ms((stamp_us_of(lease.record) or 0) / 1000)): lease
         for lease in leases
     }
-    ids = [message_id for message_id, _ in lives]
+    ids, instants = zip(*lives, strict=True) if lives else ((), ())
     rows = ArchivedMessage.objects.filter(message_id__in=ids)
+    if instants:  # a partitioned archive is asked for these months only: it plans for each one
+        rows = rows.filter(enqueued_at__range=(min(instants), max(instants)))
     for life in rows.values_list("message_id", "enqueued_at"):
         lives.pop(life, None)
     return list(lives.values())

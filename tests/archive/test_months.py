@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from django_delayq.archive import months
 from django_delayq.archive import prune as prune_module
+from django_delayq.archive.archive_rows import without_row
 from django_delayq.archive.month_maker import MonthMaker
 from django_delayq.archive.months import make_month, months_from, read_months
 from django_delayq.archive.partitioning import partition_archive
@@ -224,6 +226,23 @@ def test_a_row_that_comes_for_the_month_meanwhile_is_not_lost(
     monkeypatch.setattr(prune_module, "drop_month", dropped)
     assert prune(2 * MONTH).count == 3
     assert left() == late != []
+
+
+def test_exactly_once_looks_into_the_months_of_its_messages_only(
+    partitioned: None, hands: Hands
+) -> None:
+    count.enqueue_many([()] * 3)
+    leases = hands.claim()
+    with CaptureQueriesContext(connection) as queries:
+        assert len(without_row(leases)) == 3
+    (query,) = queries
+    plan = "".join(line for (line,) in execute(f"EXPLAIN {query['sql']}"))
+    there = read_months(connection)
+    assert there is not None
+    names = [month.table for month in there.months]
+    assert 1 <= sum(f" {name} " in plan for name in names) <= 2 < len(names)
+    hands.run(*leases)
+    assert list(without_row(leases)) == []
 
 
 def test_workers_make_the_months_that_come(partitioned: None, hands: Hands) -> None:
