@@ -35,6 +35,8 @@ SAY_AGAIN = 1.0
 #: In a roll call, in place of the name: everybody says how busy it is, in so many seconds. Nobody
 #: calls again so soon.
 EVERYBODY, ANSWER_S, CALL_AGAIN = "*", 0.7, 2.0
+#: Seconds after which somebody calls the roll without a reason.
+CALL_ALWAYS = 600.0
 #: The order of the workers for what no partition has: who proves that hints arrive, for example.
 OF_THE_FLEET = Partition("!fleet", 0)
 
@@ -228,14 +230,22 @@ class Fleet:
                 self.call()
         return min(self._answers_by - now, again_in if is_news else math.inf)
 
+    @property
+    def is_call_due(self) -> bool:
+        """Whether nobody has called the roll for long: what was missed is made good by it."""
+        return time.monotonic() - self._called_at >= CALL_ALWAYS
+
     def call(self) -> None:
         """Begin a roll call, unless somebody has just done so. Raises StoreError."""
         if self._said is not None and time.monotonic() - self._called_at >= CALL_AGAIN:
             self._called_at = time.monotonic()
             self._tell(EVERYBODY, 0)
 
-    def leave(self) -> None:
-        """Tell the others that this worker claims nothing from now on. Raises StoreError."""
+    def leave(self, *, for_good: bool = False) -> None:
+        """Tell the others that this worker claims nothing from now on; for good when it stops.
+        Raises StoreError."""
+        if for_good:
+            self._joins = False  # the dispatcher must not say again that it is there
         said, self._said = self._said, None
         if said is not None:
             self._tell(self._shared.name, GONE)

@@ -45,9 +45,11 @@ class Listener(Service):
         return time.monotonic() - self._stream.complete_until < 2.5 * self._sweep_interval
 
     def _call_when_some_are_missing(self, subscriptions: int) -> None:
-        """A subscription has ended, or those whose turn it was have published no beat."""
-        if subscriptions < self._subscriptions or self._fleet.rank(OF_THE_FLEET):
-            self._fleet.call()
+        """A subscription has ended, or those whose turn it was have published no beat; or nobody
+        has called for long."""
+        fleet = self._fleet
+        if subscriptions < self._subscriptions or fleet.rank(OF_THE_FLEET) or fleet.is_call_due:
+            fleet.call()
         self._subscriptions = subscriptions
 
     def run_once(self) -> float:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
+from ..core.exceptions import StoreError
 from ..store.keys import Partition
 from .agenda import Agenda, Visit
 from .fleet import FULL, STEP_IN, Fleet
@@ -132,7 +133,7 @@ class Turns:
     def _look(self, looks: Sequence[Visit]) -> Collection[Visit]:
         """Read what is due there first. Returns the visits where it is late."""
         late: set[Visit] = set()
-        heads = self._shared.store.queries.heads([visit.partition for visit in looks])
+        heads = self._heads([visit.partition for visit in looks])
         too_old_ms = self._shared.clock.now_ms() - 1000 * STEP_IN
         for visit, head_ms in zip(looks, heads, strict=True):
             if visit in self._standing_in:  # something was due
@@ -142,6 +143,17 @@ class Turns:
             else:
                 self.plan(visit, head_ms)
         return late
+
+    def _heads(self, partitions: Sequence[Partition]) -> Sequence[float | None]:
+        """Queries.heads(), without those of partitions that are damaged: their homes report it."""
+        try:
+            return self._shared.store.queries.heads(partitions)
+        except StoreError as error:
+            if not error.is_bug:
+                raise
+        if len(partitions) == 1:
+            return [None]
+        return [head for partition in partitions for head in self._heads([partition])]
 
     def report_late(self, visit: Visit) -> None:
         """The workers that come before this one have left messages to it: until they say something

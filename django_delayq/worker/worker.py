@@ -140,7 +140,7 @@ class Worker:
         """
         self.draining = True
         with suppress(DelayQError):  # others notice soon
-            self.fleet.leave()
+            self.fleet.leave(for_good=True)
         deadline = time.monotonic() + self.options.shutdown_timeout
         for claiming in (self.listener, self.reclaimer, self.dispatcher):
             claiming.stop()

@@ -15,7 +15,7 @@ import pytest
 from django_delayq import pause_topic, purge_topic, resume_topic, topic_stats
 from django_delayq.client.handle import Handle
 from django_delayq.core.exceptions import DelayQError
-from django_delayq.store.keys import FLEET_HINT, Partition, leased_key
+from django_delayq.store.keys import FLEET_HINT, Partition, leased_key, partition_keys
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
@@ -724,6 +724,22 @@ def test_second_finds_that_the_home_has_claimed(
     dispatcher.run_once()
     assert (pool.fed, scripts_run(delayq), others.size) == ([], before, 4)
     assert dispatcher.agenda.visits[DEFAULT].may_be_leased  # the home may die
+
+
+def test_damaged_partition_of_another_home_holds_up_nothing(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore
+) -> None:
+    place(others, 1)
+    settle_down(dispatcher)
+    lane = partition_keys(delayq.client.prefix, Partition("crowd", 0))[1]
+    delayq.client.command("SET", lane, "no zset")
+    due(1)
+    for partition in (DEFAULT, Partition("crowd", 0)):
+        dispatcher.hint(partition, 0)
+    dispatcher.run_once()
+    pass_time(dispatcher, STEP_IN)
+    dispatcher.run_once()
+    assert len(pool.fed) == 1
 
 
 def test_hints_for_others_wake_nobody(dispatcher: Dispatcher, others: Fleet) -> None:

@@ -155,6 +155,29 @@ def test_two_roll_calls_in_a_moment_are_one(crew: Crew) -> None:
     assert crew.said.count((EVERYBODY, 0)) == calls
 
 
+def test_who_stops_says_nothing_after_its_farewell(crew: Crew) -> None:
+    a, b = crew.join("a", "b")
+    b.leave(for_good=True)
+    b.say(0)
+    assert crew.said[-1] == ("b", GONE)
+    assert a.is_alone
+
+
+def test_somebody_calls_the_roll_after_a_long_time(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was busy for too long to hear the answers believes that it is alone."""
+    a, _ = crew.join("a", "b")
+    assert not a.is_call_due
+    a.hear("b", ABSENT)
+    monkeypatch.setattr(module, "CALL_ALWAYS", 0.0)
+    monkeypatch.setattr(module, "CALL_AGAIN", 0.0)
+    assert a.is_call_due
+    a.call()
+    crew["b"].say(0)
+    assert a.size == 2
+
+
 def test_a_busy_worker_comes_after_the_others(crew: Crew) -> None:
     a, b = crew.join("a", "b")
     mine = [part for part in PARTITIONS if not a.rank(part)]
