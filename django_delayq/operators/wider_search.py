@@ -94,10 +94,12 @@ def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence
         if match := re.match(r"(.*[^0-9A-Za-z])[0-9A-Za-z]+$", key, re.DOTALL):
             prefixes[where, match[1]] += 1
     guessed = [(where, prefix + query) for (where, prefix), _ in prefixes.most_common(GUESSES)]
-    found = dict[str, SearchResult]()
+    found, known = dict[str, SearchResult](), frozenset(every_topic())
     for where, key in list(dict.fromkeys([*exact, *guessed]))[: 2 * GUESSES]:
         if len(key) <= 256:
-            found |= {hit.message_id: hit for hit in by_key(key, where)}
+            # The archive keeps topics that neither the code nor Redis has any more.
+            hits = by_key(key, where, redis=where in known)
+            found |= {hit.message_id: hit for hit in hits}
     return list(found.values())[:HITS]
 
 

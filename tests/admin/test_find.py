@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 
 from django_delayq.core.exceptions import UnknownTopic
+from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage
 from django_delayq.operators import message_search, wider_search
 from django_delayq.store.keys import partition_keys
@@ -19,6 +20,7 @@ from tests.admin.bulk_orders import text_of
 from tests.app.tasks import close_order, crowd, noop
 from tests.faults import unreachable
 from tests.hands import DAY, DEFAULT, ORDERS, Hands, lose_redis
+from tests.stats.overview import archived
 
 HOSTILE = "<script>alert(1)</script>\u202e"
 AsUser = Callable[..., Client]
@@ -212,6 +214,16 @@ def test_a_word_finds_keys_that_are_like_others(look: Callable[..., str], hands:
     text = look("ord")
     for offer in ("Any argument that is ord", "keys begin with ord", "last 24 hours that begin"):
         assert offer in text
+
+
+def test_keys_of_a_topic_that_nobody_knows_any_more_are_suggested_too(
+    look: Callable[..., str], hands: Hands
+) -> None:
+    archived(topic="gone", key="order:1")
+    (row,) = archived(topic="gone", key="order/4711/second")
+    row.message_id = UUID(bytes=key_id("gone", row.key))
+    row.save()
+    assert "order/4711/second" in look("4711")
 
 
 def test_the_archive_finds_keys_by_their_beginning(as_user: AsUser, hands: Hands) -> None:
