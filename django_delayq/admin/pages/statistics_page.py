@@ -10,6 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ...core.times import aware
 from ...operators.topic_permission import permitted_topics
 from ...stats.history import PERIODS, History, history
 from ...stats.hourly import HOUR
@@ -60,7 +61,7 @@ def _pictures(found: History, topic: str, topics: Collection[str] | None) -> lis
     seen = {topic} if topic else topics
     marks = [
         (mark.at, mark_words(mark))
-        for mark in read_marks(timezone.now() - found.steps[0].at)
+        for mark in read_marks(aware(timezone.now()) - found.steps[0].at)
         if seen is None or mark.action == MARK or mark.topic in seen
     ]
     common: dict[str, Any] = {
