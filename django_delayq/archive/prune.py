@@ -141,7 +141,7 @@ def prune_months(
 def last_exported() -> int | None:
     """The id up to which a lake has the rows of the archive; of several lakes, the one that is
     ahead. None when no row was ever exported."""
-    batches = LakeBatch.objects.filter(seq__isnull=False)
+    batches = LakeBatch.objects.filter(version__isnull=False)
     last: int | None = batches.aggregate(last=Max("hi"))["last"]
     return last
 

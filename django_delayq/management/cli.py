@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -248,6 +248,49 @@ def filled(text: str) -> str:
     if not text:
         raise ArgumentTypeError("it is empty: give a name, or leave it away")
     return text
+
+
+def add_lake(parser: ArgumentParser) -> None:
+    """--lake and how its store is opened: see storage_of()."""
+    parser.add_argument(
+        "--lake",
+        default=os.environ.get("DELAYQ_LAKE", ""),
+        type=absolute,
+        metavar="URI",
+        help="The lake: s3://bucket/path, gs://..., abfss://... or a path. (default: $DELAYQ_LAKE)",
+    )
+    parser.add_argument(
+        "--lake-option",
+        action="append",
+        default=[],
+        type=name_and_value,
+        metavar="NAME=VALUE",
+        help="Option of the lake's store, such as AWS_ENDPOINT_URL=https://...; no secrets. May be "
+        "repeated.",
+    )
+    parser.add_argument(
+        "--lake-secret",
+        action="append",
+        default=[],
+        type=name_and_value,
+        metavar="NAME=REF",
+        help="Secret option of the lake's store: AWS_SECRET_ACCESS_KEY=env:NAME or =file:/path. "
+        "May be repeated.",
+    )
+
+
+def storage_of(options: Mapping[str, Any]) -> Any:
+    """The params.Storage that these arguments mean. Raises ConfigurationError."""
+    from ..pipeline.params import Secret, Storage
+
+    secrets = {name: Secret(ref) for name, ref in options["lake_secret"]}
+    return Storage(options["lake"], dict(options["lake_option"]), secrets)
+
+
+def absolute(path: str) -> str:
+    """The path for other processes, wherever they run. One with a scheme stays as it is."""
+    has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path)
+    return path if has_scheme or not path else os.path.abspath(path)
 
 
 def name_and_value(text: str) -> tuple[str, str]:

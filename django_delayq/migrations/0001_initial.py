@@ -324,43 +324,21 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("lake", models.CharField(max_length=400, verbose_name="lake")),
+                ("table_id", models.UUIDField(verbose_name="table")),
                 ("lo", models.BigIntegerField(verbose_name="after id")),
                 ("hi", models.BigIntegerField(verbose_name="up to id")),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("planned", "planned"),
-                            ("written", "written"),
-                            ("verified", "verified"),
-                            ("committed", "committed"),
-                            ("pruned", "pruned"),
-                        ],
-                        max_length=9,
-                        verbose_name="state",
-                    ),
-                ),
-                ("attempt", models.CharField(blank=True, max_length=100, verbose_name="attempt")),
-                ("seq", models.PositiveIntegerField(null=True, verbose_name="commit")),
+                ("version", models.BigIntegerField(null=True, verbose_name="version")),
                 ("rows", models.BigIntegerField(null=True, verbose_name="rows")),
-                (
-                    "signature",
-                    models.CharField(blank=True, max_length=80, verbose_name="signature"),
-                ),
-                ("oldest_at", models.DateTimeField(null=True, verbose_name="first finished at")),
-                ("newest_at", models.DateTimeField(null=True, verbose_name="last finished at")),
-                ("counted_at", models.DateTimeField(null=True, verbose_name="counted at")),
                 ("pruned", models.BigIntegerField(default=0, verbose_name="rows pruned")),
+                ("counted_at", models.DateTimeField(null=True, verbose_name="counted at")),
                 ("problem", models.TextField(blank=True, verbose_name="problem")),
-                ("changed_at", models.DateTimeField(auto_now=True, verbose_name="changed at")),
             ],
             options={
                 "default_permissions": (),
                 "verbose_name": "batch of a lake",
                 "verbose_name_plural": "batches of lakes",
                 "constraints": [
-                    models.UniqueConstraint(fields=("lake", "lo"), name="delayq_lake_batch")
+                    models.UniqueConstraint(fields=("table_id", "lo"), name="delayq_lake_batch")
                 ],
             },
         ),

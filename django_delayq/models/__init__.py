@@ -12,7 +12,7 @@ from .api_token import ApiRight, ApiToken
 from .archived import ArchivedMessage, UnarchivableEntry
 from .audit_run import AuditRun
 from .hourly_rows import TaskDay, TopicHour
-from .lake_batch import BatchState, Forecast, ForecastCount, ForecastUnit, LakeBatch
+from .lake_batch import Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
 from .operator_action import (
     BulkKind,
@@ -31,6 +31,6 @@ __all__ = [
     "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
     "TaskDay", "TopicHour", "Alert", "AlertDelivery", "AuditRun",
-    "BatchState", "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
+    "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",
 ]  # fmt: skip

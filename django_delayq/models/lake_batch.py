@@ -8,44 +8,24 @@ from django.utils.translation import gettext_lazy as _
 from .manager import DelayQManager
 
 
-class BatchState(models.TextChoices):
-    """How far a batch of the lake is."""
-
-    PLANNED = "planned", _("planned")
-    """Its ids are chosen."""
-    WRITTEN = "written", _("written")
-    """Its files are written."""
-    VERIFIED = "verified", _("verified")
-    """The files were read again, and hold what SQL held."""
-    COMMITTED = "committed", _("committed")
-    """The files are part of the lake."""
-    PRUNED = "pruned", _("pruned")
-    """Its rows are deleted from SQL, but for open dead letters."""
-
-
 class LakeBatch(models.Model):
-    """One range of ids of the archive on its way to a lake. The lake's commits decide what the lake
-    holds; this row only records it."""
+    """A range of ids of the archive that an export has taken to a lake, or is taking. The log of
+    the lake's table decides what the lake holds; this row is what the log forgets."""
 
-    lake = models.CharField(_("lake"), max_length=400)
-    """Its directory."""
+    table_id = models.UUIDField(_("table"))
+    """The id of the lake's table, wherever the table is."""
     lo = models.BigIntegerField(_("after id"))
     hi = models.BigIntegerField(_("up to id"))
-    state = models.CharField(_("state"), max_length=9, choices=BatchState.choices)
-    attempt = models.CharField(_("attempt"), max_length=100, blank=True)
-    """Name of the directory in data/."""
-    seq = models.PositiveIntegerField(_("commit"), null=True)
+    version = models.BigIntegerField(_("version"), null=True)
+    """Of the table, with these rows as they are now; null: not committed yet."""
     rows = models.BigIntegerField(_("rows"), null=True)
-    signature = models.CharField(_("signature"), max_length=80, blank=True)
-    """Of what SQL held."""
-    oldest_at = models.DateTimeField(_("first finished at"), null=True)
-    newest_at = models.DateTimeField(_("last finished at"), null=True)
+    """That were exported."""
+    pruned = models.BigIntegerField(_("rows pruned"), default=0)
+    """That an export has deleted from SQL."""
     counted_at = models.DateTimeField(_("counted at"), null=True)
     """When the hours of its rows were last computed; null: they have to be."""
-    pruned = models.BigIntegerField(_("rows pruned"), default=0)
     problem = models.TextField(_("problem"), blank=True)
     """Why the batch does not go on."""
-    changed_at = models.DateTimeField(_("changed at"), auto_now=True)
 
     objects = DelayQManager["LakeBatch"]()
 
@@ -53,10 +33,10 @@ class LakeBatch(models.Model):
         verbose_name = _("batch of a lake")
         verbose_name_plural = _("batches of lakes")
         default_permissions = ()
-        constraints = [models.UniqueConstraint(fields=["lake", "lo"], name="delayq_lake_batch")]
+        constraints = [models.UniqueConstraint(fields=["table_id", "lo"], name="delayq_lake_batch")]
 
     def __str__(self) -> str:
-        return f"{self.lo}-{self.hi} ({self.state})"
+        return f"{self.lo}-{self.hi}"
 
 
 class Forecast(models.Model):

@@ -136,7 +136,7 @@ def erase(  # noqa: PLR0913 - keyword-only, and each of them may be given
     and results; with `delete` they are deleted. Redis loses their results, records of operators
     what they say about these messages. A message that runs cannot be erased before it has ended:
     this waits for it, `wait` (a timedelta or seconds, 60) at most, and then reports it as left.
-    `lake` erases the rows of a lake: LakeErasure("/mnt/lake").
+    `lake` erases the rows of a lake: LakeErasure("s3://shop/lake").
 
     `dry_run` only counts, and gives the first ids of each place. Interrupted, or killed, it goes on
     when it is called again with the same person. The record (OperatorAction) has the counts and a
@@ -418,8 +418,11 @@ class _Erasure:
         for name, what in self._waits_for.items():
             self._done.left.append(_LEFT[name].format(f"{len(what):,}"))
         if lake is None:
-            lakes = LakeBatch.objects.order_by("lake").values_list("lake", flat=True).distinct()
-            self._done.left += [f"The lake {name} was not looked through." for name in lakes]
+            lakes = LakeBatch.objects.order_by("table_id").values_list("table_id", flat=True)
+            self._done.left += [
+                f"The lake (table {table}) was not looked through: give its URI."
+                for table in lakes.distinct()
+            ]
         notes = [*_NOTES]
         if self._unreadable:
             notes.append(f"{len(self._unreadable):,} records in Redis cannot be read.")

@@ -15,11 +15,8 @@ import msgspec
 from . import lineage
 from . import params as parameters
 from .job_errors import Refused, cause
-from .params import SECRET_NAME, Params, Report, Tell, ignore
-from .session import check_session, start_session
-
-#: scheme://user:password@host
-_CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
+from .params import CREDENTIALS, SECRET_NAME, Params, Report, Tell, ignore
+from .session import check_session, set_defaults, start_session
 
 
 class Job(NamedTuple):
@@ -93,6 +90,7 @@ def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     check_params(name, params)
     if JOBS[name].spark:
         check_session(spark)
+        set_defaults(spark)
     return import_module(JOBS[name].module, __package__).run(spark, params, tell)
 
 
@@ -171,7 +169,7 @@ def start_of(given: Mapping[str, Any]) -> Start:
             raise Refused(
                 f"--conf {name!r}: write NAME=VALUE, for example spark.executor.memory=4g."
             )
-        if re.search(SECRET_NAME, name) or _CREDENTIALS.search(value):
+        if re.search(SECRET_NAME, name) or CREDENTIALS.search(value):
             raise Refused(
                 f"--conf {name} looks like a secret, which every user of this machine and Spark's "
                 f"event log would see. "

@@ -8,6 +8,7 @@ given as `30d`, `Folder` is a path, a mapping is given as NAME=VALUE.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,14 +22,19 @@ from ..core.times import MAX_DELAY_MS
 from .job_errors import Code, Refused
 
 T = TypeVar("T")
-Tell = Callable[[str], object]
-"""Takes a line about the progress of a job."""
+Tell = Callable[..., object]
+"""Takes a line about the progress of a job; also how many are done, and of how many, when that is
+known."""
 
 #: Names of settings whose values are secret.
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
+#: Names of options of object stores whose values are secret.
+STORE_SECRET = r"(?i)secret|password|token|account[_.]?key|storage_key|sas_key|service_account_key"
+#: scheme://user:password@host
+CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
 
 
-def ignore(line: str) -> None:
+def ignore(line: str, done: int = 0, total: int = 0) -> None:
     """A Tell that drops the line."""
 
 
@@ -109,14 +115,52 @@ class Redis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_settings({**self.options, **secrets})
 
 
+class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a lake is: the URI of its table, and what its store needs to be opened."""
+
+    uri: str = ""
+    """s3://bucket/path, gs://..., abfss://..., or a path that all machines see. Empty: none."""
+    options: Mapping[str, str] = {}
+    """Options of the store by the names that every reader of Delta knows, such as
+    AWS_ENDPOINT_URL."""
+    secrets: Mapping[str, Secret] = {}
+    """Options whose values are secret, such as AWS_SECRET_ACCESS_KEY."""
+
+    def __post_init__(self) -> None:
+        # The value is not repeated: it may be the secret itself.
+        if found := next((name for name in self.options if re.search(STORE_SECRET, name)), None):
+            raise ConfigurationError(
+                f"The option {found} of the lake looks like a secret: give a reference, "
+                f"{found}=env:NAME or {found}=file:/path, by --lake-secret."
+            )
+        if CREDENTIALS.search(self.uri):
+            raise ConfigurationError(
+                "The URI of the lake has a password in it: give it by --lake-secret."
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self.uri)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of a file system."""
+        return "://" not in self.uri
+
+    def resolved(self) -> dict[str, str]:
+        """All options with their secrets: never log, pickle or put them into a plan of Spark. A
+        commit is conditional where the store can do it. Raises ConfigurationError."""
+        secrets = {name: secret.resolve() for name, secret in self.secrets.items()}
+        conditional = {"aws_conditional_put": "etag"} if self.uri.startswith("s3") else {}
+        return {**conditional, **self.options, **secrets}
+
+
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of one job, as JSON in a file for `python -m django_delayq.pipeline JOB
     --params FILE`."""
 
     database: Database
     redis: Redis = Redis()
-    lake: str = ""
-    """Directory."""
+    lake: Storage = Storage()
     since: str = ""
     """ISO 8601, UTC."""
     until: str = ""
@@ -222,28 +266,34 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             )
         if self.needs_lake() and not params.lake:
             raise Refused(
-                "This job needs a lake, a directory that this machine and all executors see: give "
-                "--lake DIRECTORY, or set DELAYQ_LAKE in the environment."
+                "This job needs a lake: give --lake URI (s3://bucket/path, gs://, abfss://, or a "
+                "path that all machines see), or set DELAYQ_LAKE in the environment."
             )
 
     def needs_lake(self) -> bool:
         """Whether the job reads or writes the lake."""
         return False
 
+    def needs_redis(self) -> bool:
+        """Whether the job speaks to Redis: then other machines need a reference to its URL."""
+        return True
+
 
 class ExportOptions(JobOptions):
     """Copy finished messages from the archive to the lake, once or at an interval.
 
-    It copies all rows that are settled, batch by batch, and verifies each batch. It can also
-    compact the lake, and prune the archive.
+    It copies all rows that are settled, batch by batch, and compares each file with SQL before it
+    commits the batch. Then it puts the small files of past days together. It can also drop old days
+    from the lake, and prune the archive.
 
-      python manage.py delayq pipeline export --lake /data/lake --compact --prune 90d
+      python manage.py delayq pipeline export --lake s3://shop/lake --retain 400d --prune 90d
     """
 
     takes = ("lake", "dry_run")
 
-    batch: Count = 500_000
-    """Ids of the archive in one batch of the lake."""
+    batch: Count | None = None
+    """Rows of one batch, which is one commit. Without it: 250,000 for each task that runs at a
+    time."""
     settle: Seconds = 60.0
     """Rows that the database got more recently than this wait for the next export."""
     prune: Annotated[float, _meta("DURATION", ge=3600)] | None = None
@@ -251,16 +301,23 @@ class ExportOptions(JobOptions):
     least 1h."""
     by: str = ""
     """Who runs the job, for the record."""
-    compact: bool = False
-    """Rewrite the small files of days that are over as one batch."""
+    compact: bool = True
+    """Leave the small files of days that are over as they are."""
+    retain: Annotated[float, _meta("DURATION", ge=86_400)] | None = None
+    """Then drop from the lake the days (UTC) that ended longer ago than this; at least 1d."""
     interval: Annotated[float, _meta("DURATION", gt=0)] | None = None
     """Wait this long, then export again, until SIGTERM or Ctrl-C. Without it: export once."""
     grace: Seconds = 86_400.0
-    """Keep files that no commit names for this long: another process may read or write them."""
+    """Keep files that the lake does not have any more, or not yet, for this long: another process
+    may read or write them."""
 
     def needs_lake(self) -> bool:
         """Yes: it writes the lake."""
         return True
+
+    def needs_redis(self) -> bool:
+        """Only to prune: rows of exactly_once tasks stay while Redis has their messages."""
+        return self.prune is not None
 
 
 class StatsOptions(JobOptions):
@@ -284,6 +341,10 @@ class StatsOptions(JobOptions):
     def needs_lake(self) -> bool:
         """Yes, unless it reads the archive."""
         return self.source == "lake"
+
+    def needs_redis(self) -> bool:
+        """No."""
+        return False
 
 
 class CheckOptions(JobOptions):
@@ -340,12 +401,13 @@ class ForecastOptions(JobOptions):
 class AuditOptions(JobOptions):
     """Compare Redis, outbox, archive and lake; repair what differs.
 
-    The exit code is 3 when there are differences, also when all of them are repaired.
+    The exit code is 3 when there are differences, also when all of them are repaired. With --since
+    or --until it compares only the archive with the lake, of that period.
 
       python manage.py delayq pipeline audit --lake /data/lake --repair
     """
 
-    takes = ("lake", "topic", "dry_run")
+    takes = ("lake", "since", "until", "topic", "dry_run")
 
     pause: Seconds = 5.0
     """Time between the two comparisons. Only a difference that both find counts."""
@@ -359,6 +421,10 @@ class AuditOptions(JobOptions):
     def check(self, params: Params) -> None:
         """A repair changes something."""
         super().check(params)
+        if (params.since or params.until) and not params.lake:
+            raise Refused("--since and --until are about a lake: give --lake URI.")
+        if (params.since or params.until) and params.topic:
+            raise Refused("A period is compared for all topics: leave --topic out.")
         if self.repair and params.dry_run:
             raise Refused(
                 "--repair and --dry-run contradict each other. Leave --repair out: then the audit "

@@ -26,7 +26,12 @@ from .session import private_folder
 
 @contextmanager
 def parameters(
-    *, database_secret: str = "", redis_secret: str = "", elsewhere: bool = False, **rest: Any
+    *,
+    database_secret: str = "",
+    redis_secret: str = "",
+    elsewhere: bool = False,
+    needs_redis: bool = True,
+    **rest: Any,
 ) -> Iterator[Params]:
     """The parameters for this project's settings; `rest` is for Params. Raises Refused,
     ConfigurationError.
@@ -34,12 +39,12 @@ def parameters(
     Without references the secrets are written to files that only this user can read and that are
     removed with the context. That is right for a master on this machine. The executors of a cluster
     need references (`env:NAME`, `file:/path`) that they can resolve: with `elsewhere`, parameters
-    without them are refused.
+    without them are refused. A job that does not speak to Redis needs none to it (`needs_redis`).
     """
     entry = connections[get_settings().database].settings_dict
     if elsewhere:
         missing = ["--database-secret"] if entry.get("PASSWORD") and not database_secret else []
-        missing += [] if redis_secret else ["--redis-secret"]
+        missing += ["--redis-secret"] if needs_redis and not redis_secret else []
         if missing:
             raise Refused(
                 f"Other machines cannot see the settings of this one: give "
@@ -50,8 +55,11 @@ def parameters(
     with private_folder() as folder:
         password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         settings = get_settings()
-        url = Secret(redis_secret) or _kept(folder, "redis", url_of(settings))
-        # Other machines cannot read a file of this one: there a job ends when the store moves.
+        # Other machines cannot read a file of this one.
+        url = Secret(redis_secret) or (
+            Secret() if elsewhere else _kept(folder, "redis", url_of(settings))
+        )
+        # On other machines a job ends when the store moves.
         after = Secret() if elsewhere else _kept(folder, "redis_next", settings.redis_next)
         # DELAYQ without its secrets, as values that JSON can hold.
         options = {

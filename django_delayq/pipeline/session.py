@@ -1,4 +1,4 @@
-"""Starts Spark, and refuses a session in which the jobs would be wrong."""
+"""Starts Spark, refuses a session in which the jobs would be wrong, and spreads work over it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .job_errors import Refused, SparkMissing
 from .params import SECRET_NAME
+
+Part = TypeVar("Part")
 
 #: Java that Spark 4 runs on.
 OLDEST_JAVA = 17
@@ -43,12 +45,16 @@ _NEEDED = {
 }
 #: The modules of our formats, and the data source of each.
 _FORMATS = {
+    ".lake.lake_source": "LakeSource",
     ".sources.archive_source": "ArchiveSource",
     ".sources.outbox_source": "OutboxSource",
     ".sources.query_source": "QuerySource",
     ".sources.queue_source": "QueueSource",
     ".sinks.queue_sink": "QueueSink",
 }
+_SHUFFLE = "spark.sql.shuffle.partitions"
+#: How many partitions Spark makes unless it is told: each is a task.
+SPARK_PARTITIONS = "200"
 _LOG = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.console.type = Console
@@ -77,7 +83,9 @@ def start_session(
     if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
         check_session(active)  # a builder would change its zone, and with it what its owner sees
     configuration = dict(_NEEDED)
-    if not submitted():
+    if submitted():
+        configuration |= _quiet()
+    else:
         check_java()
         # Otherwise Spark starts the first python3 of the PATH, which lacks our packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -107,6 +115,7 @@ def prepare(session: Any) -> Any:
     """Check a session that exists already, for example in a notebook, and register our formats: the
     sources for reading, `delayq` for writing. A second call does no harm. Raises Refused."""
     check_session(session)
+    set_defaults(session)
     for name, source in _FORMATS.items():
         session.dataSource.register(getattr(import_module(name, __package__), source))
     return session
@@ -123,6 +132,23 @@ def check_session(session: Any) -> None:
         )
 
 
+def set_defaults(session: Any) -> None:
+    """Set options that are Spark's own defaults, and slow: also in sessions that others started,
+    such as those of spark-submit. What somebody has set stays."""
+    if session.conf.get(_SHUFFLE) == SPARK_PARTITIONS:
+        session.conf.set(_SHUFFLE, str(max(8, 2 * parallelism(session))))
+
+
+def _quiet() -> dict[str, str]:
+    """Under spark-submit: only errors in the log, unless somebody has set it, so that the report
+    is seen."""
+    from pyspark import SparkConf
+
+    given = SparkConf()
+    wanted = {"spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+    return {name: value for name, value in wanted.items() if not given.contains(name)}
+
+
 @contextmanager
 def configured(session: Any, values: Mapping[str, str]) -> Iterator[None]:
     """With other values of Spark's configuration, and then with those that were there."""
@@ -134,6 +160,43 @@ def configured(session: Any, values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, old in before.items():
             session.conf.unset(name) if old is None else session.conf.set(name, old)
+
+
+def parallelism(spark: Any) -> int:
+    """How many tasks run at a time."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+    from pyspark.sql.utils import is_remote
+
+    if not is_remote():
+        return int(spark.sparkContext.defaultParallelism)
+    # A server says it only by what it does.
+    parts = spark.range(1 << 16).select(F.max(F.spark_partition_id()))
+    return int(parts.collect()[0][0]) + 1
+
+
+def spread(
+    spark: Any,
+    parts: Sequence[Part],
+    work: Callable[[Part], Iterable[Any]],
+    schema: Any,
+) -> Any:
+    """The record batches that `work` yields for each part, as a DataFrame with this schema of
+    Arrow: each part is a task of its own. Both travel to the executors."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    task = partial(_worked, parts=list(parts), work=work)
+    numbers = spark.range(0, len(parts), numPartitions=max(1, len(parts)))
+    return numbers.mapInArrow(task, from_arrow_schema(schema))
+
+
+def _worked(
+    numbers: Iterable[Any],
+    parts: Sequence[Any],
+    work: Callable[[Any], Iterable[Any]],
+) -> Iterator[Any]:
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            yield from work(parts[number])
 
 
 def submitted() -> bool:
@@ -230,7 +293,7 @@ def _defaults(master: str, driver_memory: str, java_options: str) -> dict[str, s
         "spark.log.level": "ERROR",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.sql.shuffle.partitions": "8",
+        _SHUFFLE: "8",
     }
 
 

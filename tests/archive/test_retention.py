@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -140,12 +141,12 @@ def test_a_wrong_setting_is_refused(value: Any, words: str) -> None:
 
 def test_rows_that_a_lake_has_not_taken_yet_stay(kept: Hands) -> None:
     pks = dead(4, state="acked", finished_at=ago(days=31))
-    LakeBatch.objects.create(lake="/old", lo=0, hi=pks[0], state="committed", seq=1)
-    LakeBatch.objects.create(lake="/lake", lo=0, hi=pks[1], state="committed", seq=1)
-    LakeBatch.objects.create(lake="/lake", lo=pks[1], hi=pks[3], state="written")
+    LakeBatch.objects.create(table_id=UUID(int=1), lo=0, hi=pks[0], version=1)
+    LakeBatch.objects.create(table_id=UUID(int=2), lo=0, hi=pks[1], version=1)
+    LakeBatch.objects.create(table_id=UUID(int=2), lo=pks[1], hi=pks[3])
     Retention(kept.store).run_once()
     assert left() == pks[2:]
-    LakeBatch.objects.filter(state="written").update(state="committed", seq=2)
+    LakeBatch.objects.filter(version=None).update(version=2)
     kept.store.workers.release_lock("retention")
     Retention(kept.store).run_once()
     assert left() == []

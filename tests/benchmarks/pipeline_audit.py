@@ -52,6 +52,7 @@ def _measure(options: common.Options, lake: str) -> None:
     from django_delayq.pipeline import params_from_django
     from django_delayq.pipeline.audit import audit
     from django_delayq.pipeline.export import export
+    from django_delayq.pipeline.params import Storage
     from django_delayq.pipeline.session import build_session
     from django_delayq.store import get_store
     from tests.pipeline.damage import World, plant_all
@@ -59,7 +60,7 @@ def _measure(options: common.Options, lake: str) -> None:
     begun = time.monotonic()
     fill(options)
     spark = build_session(MASTER, MEMORY)
-    with params_from_django.parameters(lake=lake, job={}) as params:
+    with params_from_django.parameters(lake=Storage(lake), job={}) as params:
 
         def run(job: Any, **given: Any) -> Any:
             return job.run(spark, _with(params, given), lambda line: print(f"  {line}", flush=True))
@@ -74,9 +75,14 @@ def _measure(options: common.Options, lake: str) -> None:
         assert {
             row["difference"]: row["ids"] for row in repaired.rows if row["confirmed"]
         } == planted, repaired.rows
-        assert all(row["repaired"] == row["confirmed"] for row in repaired.rows), repaired.rows
+        # What SQL has lost is told, and brought back by hand.
+        lost = "lost row"
+        assert all(
+            row["repaired"] == row["confirmed"] * (row["difference"] != lost)
+            for row in repaired.rows
+        ), repaired.rows
         again, again_s = _timed(lambda: run(audit, pause=PAUSE))
-        assert (again.code, list(again.rows)) == (0, []), again
+        assert [row["difference"] for row in again.rows] == [lost], again
     spark.stop()
     kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
     sizes = {name: count for name, count in healthy.figures.items() if name != "seconds"}

@@ -73,7 +73,7 @@ def measure(folder: Path, options: common.Options) -> None:
     batch = options.scaled(BATCH, 500)
     rows = _rows_in_sql()
     with params_from_django.parameters(
-        lake=str(lake.root), job={"settle": 0, "batch": batch, "interval": 1}
+        lake=lake.storage, job={"settle": 0, "batch": batch, "interval": 1}
     ) as params:
         file = folder / "params.json"
         file.write_bytes(params.encode())
@@ -96,6 +96,7 @@ def _run(file: Path, lake: Lake, mark: int | None, dice: random.Random, last: in
     )
     while process.poll() is None:
         peak = max(peak, watched.resident(process))
+        lake.refresh()
         if mark is None:
             if lake.last_id >= last:
                 process.terminate()  # it ends by itself, after what it is at
@@ -126,16 +127,17 @@ def _last_id_in_sql() -> int:
 
 
 def _counted(lake: Lake) -> tuple[int, int]:
-    """Rows and distinct ids, by the lake's commits and without Spark."""
+    """Rows and distinct ids, by the lake's log and without Spark."""
     import numpy as np
     from pyarrow import parquet
 
-    ids = parquet.read_table(lake.paths(), columns=["id"], partitioning=None)["id"].to_numpy()
+    ids = parquet.read_table(lake.uris(), columns=["id"], partitioning=None)["id"].to_numpy()
     return len(ids), len(np.unique(ids))
 
 
 def _report(lake: Lake, rows: int, batch: int, runs: list[Run]) -> None:
     kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
+    lake.refresh()
     found, distinct = _counted(lake)
     seconds = sum(run.seconds for run in runs)
     kills = sum(run.code == -signal.SIGKILL for run in runs)
@@ -149,8 +151,8 @@ def _report(lake: Lake, rows: int, batch: int, runs: list[Run]) -> None:
     differing = 0 if found == distinct == rows else abs(found - rows) + abs(found - distinct)
     common.report(
         "pipeline_interval", rows / seconds, "rows/s", case=kind, differing=differing, bar_differing=0, **known,
-        seconds=seconds, last_run_s=runs[-1].seconds, commits=len(lake.commits()),
-        abandoned=len(list(lake.abandoned(0))), rss_mb=max(run.peak for run in runs) / 1e6,
+        seconds=seconds, last_run_s=runs[-1].seconds, commits=lake.version,
+        rss_mb=max(run.peak for run in runs) / 1e6,
     )  # fmt: skip
     if differing or kills != KILLS or runs[-1].code:
         raise SystemExit(f"FAILED: {known}, the last run ended with {runs[-1].code}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -17,12 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import psutil
 from pyarrow import parquet
 
-from django_delayq.pipeline.lake.lake import Commit, Lake
+from django_delayq.pipeline.lake.lake import Lake
 from tests import databases
 from tests.benchmarks import common, on_database, seed
 from tests.benchmarks.pipeline_export import MASTER, MEMORY, peak_memory
@@ -32,7 +30,6 @@ ROWS = 10_000_000
 MOST_SECONDS, MOST_ERROR = 15.0, 0.045
 METRICS = {"late": "lateness_ms", "run": "run_ms"}
 SHARES = {"p50_ms": 0.5, "p99_ms": 0.99}
-ARCHIVE, SETTLED_AT = "benchmark000", "2026-11-20T00:00:00Z"
 
 
 def main(arguments: list[str]) -> None:
@@ -90,44 +87,28 @@ def _compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any
         for model in (TopicHour, TaskDay):
             model.objects.all().delete()
         LakeBatch.objects.update(counted_at=None)
-    with params_from_django.parameters(
-        lake=str(lake.root), job={"everything": not forget}
-    ) as params:
+    with params_from_django.parameters(lake=lake.storage, job={"everything": not forget}) as params:
         begun = time.monotonic()
         report = stats.run(spark, params, lambda line: print(f"  {line}", flush=True))
         return time.monotonic() - begun, report
 
 
 def _committed(made: Lake) -> Lake:
-    """The same lake, with commits as the export makes them and a ledger that knows them."""
-    from django_delayq.models import BatchState, LakeBatch
+    """The same lake, in a ledger that knows it."""
+    from django_delayq.models import LakeBatch
+    from django_delayq.pipeline.lake.ledger import Ledger
 
-    commits = made.commits()
-    shutil.rmtree(made.root / "commits")
-    lake = Lake(made.root)
     LakeBatch.objects.all().delete()
-    for commit in commits:
-        lake.commit(
-            msgspec.structs.replace(
-                commit, hours=_hours(commit), settled_at=SETTLED_AT, archive=ARCHIVE
-            )
-        )
-        LakeBatch.objects.create(
-            lake=str(lake.root.resolve()), lo=commit.lo, hi=commit.hi, seq=commit.seq, rows=commit.rows,
-            state=BatchState.COMMITTED, attempt=f"{commit.lo}-{commit.hi}.{ARCHIVE}",
-        )  # fmt: skip
-    return lake
-
-
-def _hours(commit: Commit) -> list[str]:
-    """Those of its dates: more than its rows have, at most."""
-    return [f"{file.dt}T{hour:02}:00:00Z" for file in commit.files for hour in range(24)]
+    ledger = Ledger(made)
+    for one in made.appended(-1):
+        ledger.committed((one.lo, one.hi), one.version, one.rows)
+    return made
 
 
 def _largest_error(lake: Lake, lines: Sequence[Any]) -> float:
     """Of all percentiles of all topics, as a part of the exact one."""
     columns = ["topic", *METRICS.values()]
-    parts = [parquet.read_table(path, columns=columns, partitioning=None) for path in lake.paths()]
+    parts = [parquet.read_table(path, columns=columns, partitioning=None) for path in lake.uris()]
     topics = np.concatenate([part["topic"].to_numpy(zero_copy_only=False) for part in parts])
     worst = 0.0
     for name, column in METRICS.items():

@@ -129,8 +129,8 @@ def _lakes(folder: Path, options: common.Options) -> Iterator[Case]:
 
 
 def _case(rows: int, lake: Lake) -> Case:
-    paths = lake.root / "paths.json"
-    paths.write_text(json.dumps(lake.paths()), encoding="utf-8")
+    paths = Path(lake.uri) / "paths.json"
+    paths.write_text(json.dumps(lake.uris()), encoding="utf-8")
     size = sum(file.bytes for file in lake.files())
     print(f"{rows:,} rows, {size / 1e6:,.0f} MB, {len(lake.files())} files", flush=True)
     return Case(rows, lake, paths)
@@ -160,7 +160,7 @@ def _fill(case: Case, server: dict[str, str]) -> str:
         "-m",
         "tests.benchmarks.versus.with_orm",
         "fill",
-        str(case.lake.root),
+        case.lake.uri,
     ]
     filled = watched.run(command, server)
     if filled.failure:
@@ -173,7 +173,7 @@ def _run(way: Way, case: Case, server: dict[str, str] | None) -> watched.Outcome
     known = {
         "ours": sys.executable,
         "theirs": theirs,
-        "lake": case.lake.root,
+        "lake": case.lake.uri,
         "paths": case.paths,
         "here": HERE,
     }

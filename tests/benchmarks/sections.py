@@ -64,6 +64,8 @@ MEANINGS = {
     "pipeline_interval": "2,000,000 rows to the lake by `export --interval`, while driver and Java are killed three times",
     "pipeline_audit": "Redis, outbox, archive and lake with a million messages; then with planted damage of every "
     "kind, its repair, and another audit",
+    "pipeline_lake": "the lake's table after 10,000 commits of eight files with past days compacted, and after 2,000 "
+    "without: opening it, a commit, and planning a read of one day",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
 }
 

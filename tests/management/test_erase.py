@@ -6,6 +6,7 @@ import json
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -95,11 +96,14 @@ def test_rows_are_deleted_by_a_key_prefix(orders: Hands) -> None:
 def test_what_is_left_is_told_by_the_exit_code(orders: Hands) -> None:
     close_order.enqueue(42)
     orders.claim(ORDERS)
-    LakeBatch.objects.create(lake="/mnt/lake", lo=0, hi=1, state="committed")
+    LakeBatch.objects.create(table_id=UUID(int=7), lo=0, hi=1, version=1)
     code, text = code_of(*ORDER, "--yes", "--wait", "0s")
     assert code == ExitCode.ERROR
     assert "left: 1 messages run." in text
-    assert "left: The lake /mnt/lake was not looked through." in text
+    assert (
+        "left: The lake (table 00000000-0000-0000-0000-000000000007) was not looked through: give its URI."
+        in text
+    )
 
 
 def test_a_lake_is_looked_through(orders: Hands, tmp_path: Path) -> None:

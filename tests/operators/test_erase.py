@@ -482,8 +482,10 @@ def test_rows_beyond_gaps_between_ids_are_found(
 
 
 def test_a_lake_that_was_not_looked_through_is_named(hands: Hands) -> None:
-    LakeBatch.objects.create(lake="/mnt/lake", lo=0, hi=1, state="committed")
-    assert erase_now().left == ["The lake /mnt/lake was not looked through."]
+    LakeBatch.objects.create(table_id=UUID(int=7), lo=0, hi=1, version=1)
+    assert erase_now().left == [
+        "The lake (table 00000000-0000-0000-0000-000000000007) was not looked through: give its URI."
+    ]
 
 
 KILLED = """

@@ -13,8 +13,9 @@ import pytest
 from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.job_errors import SparkMissing
-from django_delayq.pipeline.params import Params
+from django_delayq.pipeline.params import Params, Storage
 from tests.pipeline.calling import Call
+from tests.pipeline.lakes import running_bucket
 from tests.pipeline.quick import JAVA, QUICK
 
 #: Seconds for a test. One that is ended in the middle of a call to Java leaves a session that
@@ -47,6 +48,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     session.stop()
 
 
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[dict[str, str]]:
+    """The options of an empty bucket `shop`."""
+    with running_bucket() as options:
+        yield options
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
     """Path of an empty lake."""
@@ -60,7 +68,9 @@ def parameters(delayq: Any, transactional_db: None, lake: str) -> Iterator[Calla
     with ExitStack() as stack:
 
         def make(**rest: Any) -> Params:
-            return stack.enter_context(params_from_django.parameters(**{"lake": lake, **rest}))
+            return stack.enter_context(
+                params_from_django.parameters(**{"lake": Storage(lake), **rest})
+            )
 
         yield make
 

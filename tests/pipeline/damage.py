@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import msgspec
-from django.db import models
 
 from django_delayq.archive.archiver import store_entries
 from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
 from django_delayq.core.times import When
-from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
+from django_delayq.models import ArchivedMessage, OutboxMessage
 from django_delayq.pipeline.audit.findings import FindingKind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import Outgoing, RedisStore
-from tests import hands
 from tests.app.tasks import record
 
 DEFAULT, CROWD = Partition("default", 0), Partition("crowd", 1)
@@ -185,18 +180,6 @@ def live_again(world: World) -> str:
 # What needs a lake: each step ends where an export has to come
 
 
-def archived_twice(world: World) -> Steps:
-    """Exported, lost in SQL, archived once more, exported again."""
-    row = world.archived()
-    yield
-    ArchivedMessage.objects.filter(pk=row.pk).delete()
-    world.archived()  # SQLite would give the same id again
-    row.pk = None
-    row.save(force_insert=True)
-    yield
-    return str(row.message_id.hex)
-
-
 def late_row(world: World) -> Steps:
     """Committed in SQL after a batch with greater ids was."""
     row = world.archived()
@@ -223,24 +206,6 @@ def lost_row(world: World) -> Steps:
     return str(row.pk)
 
 
-def altered_batch(world: World, *, by_export: bool = True) -> str:
-    """Pruned from SQL, and its commit says something else than its files."""
-    world.archived()
-    world.export()
-    batch = LakeBatch.objects.order_by("-lo")[0]
-    ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi).delete()
-    if by_export:
-        LakeBatch.objects.filter(pk=batch.pk).update(state="pruned", pruned=models.F("rows"))
-    else:
-        OperatorAction.objects.create(
-            action="prune", operator="ops", before=hands.stored(LONG_AHEAD)
-        )
-    path = sorted(Path(world.lake, "commits").glob("*.json"))[-1]
-    commit = msgspec.json.decode(path.read_bytes())
-    path.write_bytes(msgspec.json.encode({**commit, "signature": "7"}))
-    return f"batch {LakeBatch.objects.count() - 1}"
-
-
 PLANTS: dict[FindingKind, Callable[[World], str]] = {
     FindingKind.UNCLOSED: unclosed,
     FindingKind.LIVE_AGAIN: live_again,
@@ -257,7 +222,6 @@ PLANTS: dict[FindingKind, Callable[[World], str]] = {
     FindingKind.LOST: lost,
 }
 IN_THE_LAKE: dict[FindingKind, Callable[[World], Steps]] = {
-    FindingKind.TWICE: archived_twice,
     FindingKind.LATE_ROW: late_row,
     FindingKind.CHANGED_ROW: changed_row,
     FindingKind.LOST_ROW: lost_row,

@@ -21,7 +21,7 @@ from django_delayq.pipeline.audit.confirm import confirmed as confirm
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Code
-from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.params import Params, Report, Storage, ignore
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.hands import ORDERS, Hands
@@ -39,7 +39,7 @@ def look(spark: Any, parameters: Make) -> Look:
             name: options.pop(name) for name in ("topic", "since", "dry_run") if name in options
         }
         return audit.run(
-            spark, parameters(lake=lake, job={"pause": pause, **options}, **rest), bool
+            spark, parameters(lake=Storage(lake), job={"pause": pause, **options}, **rest), ignore
         )
 
     return run
@@ -91,7 +91,7 @@ def test_a_system_at_work_shows_nothing(
     with at_work(hands) as rounds:
         while rounds[0] < 5:
             time.sleep(0.01)
-        export.run(spark, parameters(job={"settle": 0}), bool)
+        export.run(spark, parameters(job={"settle": 0}), ignore)
         before = rounds[0]
         reports = [look(pause=0.2, lake=lake) for _ in range(2)]
         assert rounds[0] > before, "it has stopped"

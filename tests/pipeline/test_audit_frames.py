@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -23,13 +23,10 @@ PLACES = (
     "recorded boolean, lane string"
 )
 FOUND = (
-    "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, batch "
-    "int, lake boolean"
+    "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, "
+    "lake boolean"
 )
-ROWS = (
-    "row bigint, message_id string, stamp bigint, topic string, finished_at timestamp, content "
-    "bigint, batch int"
-)
+ROWS = "row bigint, message_id string, stamp bigint"
 OUTBOX = "message_id string, stamp bigint, topic string, status string"
 LIVES = "message_id string, stamp bigint, lake boolean"
 
@@ -57,24 +54,10 @@ def place(name: str, **fields: Any) -> tuple[Any, ...]:
 
 def found(kind: str, **fields: Any) -> tuple[Any, ...]:
     row = {
-        "kind": kind, "topic": "orders", "partition": 0, "message_id": ID, "stamp": 5, "row": None, "batch": None,
+        "kind": kind, "topic": "orders", "partition": 0, "message_id": ID, "stamp": 5, "row": None,
         "lake": False,
     }  # fmt: skip
     return tuple((row | fields).values())
-
-
-def archived(row: int, **fields: Any) -> tuple[Any, ...]:
-    values = {
-        "row": row, "message_id": f"{row:032x}", "stamp": 5, "topic": "orders", "finished_at": AT, "content": 100 + row,
-        "batch": 0,
-    }  # fmt: skip
-    return tuple((values | fields).values())
-
-
-def row_found(kind: str, row: int, **fields: Any) -> tuple[Any, ...]:
-    return found(
-        kind, **{"partition": None, "message_id": f"{row:032x}", "row": row, "batch": 0, **fields}
-    )
 
 
 def _as(case: int, row: Sequence[Any]) -> tuple[Any, ...]:
@@ -116,24 +99,6 @@ def test_of_a_queue_only_what_is_compared_is_kept(spark: Any) -> None:
         (ID, "orders", 3, "done", 7, False, "normal"),
     ]
     assertDataFrameEqual(audit_frames.places(queue), spark.createDataFrame(expected, PLACES))
-
-
-def test_a_row_gets_the_number_of_its_batch(frame: Any) -> None:
-    rows = frame([(1,), (5,), (6,), (9,), (10,)], "row bigint")
-    expected = [(1, 0), (5, 0), (6, 1), (9, 1), (10, None)]
-    assertDataFrameEqual(
-        audit_frames.batched(rows, [5, 9]), frame(expected, "row bigint, batch int")
-    )
-    nowhere = [(row, None) for row, _ in expected]
-    assertDataFrameEqual(audit_frames.batched(rows, []), frame(nowhere, "row bigint, batch int"))
-
-
-@pytest.mark.long
-def test_equal_contents_have_equal_sums_in_any_order(frame: Any) -> None:
-    rows = [archived(1), archived(2), archived(3, batch=1), archived(4, batch=None)]
-    expected = frame([(0, 2, "203"), (1, 1, "103")], "batch int, rows bigint, signature string")
-    assertDataFrameEqual(audit_frames.sums(frame(rows, ROWS)), expected)
-    assertDataFrameEqual(audit_frames.sums(frame(rows[::-1], ROWS)), expected)
 
 
 # Redis alone
@@ -248,7 +213,7 @@ def test_of_an_end_that_only_the_lake_knows_that_is_told(
 
 
 def test_lives_are_told_once_and_whether_only_the_lake_knows(frame: Any, lives: Any) -> None:
-    ours, theirs = [archived(1), archived(2)], [archived(2), archived(3)]
+    ours, theirs = [[(n, f"{n:032x}", 5) for n in pair] for pair in ((1, 2), (2, 3))]
     expected = lives((f"{1:032x}", 5, False), (f"{2:032x}", 5, False), (f"{3:032x}", 5, True))
     assertDataFrameEqual(audit_frames.lives(frame(ours, ROWS), frame(theirs, ROWS)), expected)
 
@@ -311,89 +276,3 @@ def test_what_is_archived_does_not_wait(frame: Any, lives: Any) -> None:
     assertDataFrameEqual(
         audit_frames.live_again(frame(healthy, PLACES), lives((ID, 5, False))), frame([], FOUND)
     )
-
-
-# Archive and lake
-
-
-def test_a_life_has_one_row(frame: Any) -> None:
-    def life(number: int) -> str:
-        return f"{number:032x}"
-
-    ours = [
-        archived(1), archived(2), archived(5), archived(31, message_id=life(30)),
-        archived(40), archived(41, message_id=life(40)), archived(50), archived(51, message_id=life(50), stamp=6),
-    ]  # fmt: skip
-    theirs = [
-        archived(1), archived(3), archived(5), archived(5), archived(20), archived(21, message_id=life(20)),
-        archived(30),
-    ]  # fmt: skip
-    expected = [
-        row_found("archived twice", row, batch=None, lake=lake)
-        for row, lake in ((5, True), (20, True), (30, False), (40, False))
-    ]
-    assertDataFrameEqual(
-        audit_frames.twice(frame(ours, ROWS), frame(theirs, ROWS)), frame(expected, FOUND)
-    )
-    assertDataFrameEqual(audit_frames.twice(frame([], ROWS), frame([], ROWS)), frame([], FOUND))
-
-
-def differing(
-    frame: Any, ours: Any, theirs: Any, whole: Sequence[int] = (0,), pruned: Any = None
-) -> Frame:
-    return audit_frames.differing(frame(ours, ROWS), frame(theirs, ROWS), [0], whole, pruned)
-
-
-@pytest.mark.long
-def test_rows_that_differ_are_late_changed_or_lost(frame: Any) -> None:
-    ours = [archived(1), archived(2), archived(3, content=7), archived(9, batch=1)]
-    theirs = [archived(1), archived(3), archived(4), archived(4), archived(8, batch=1)]
-    expected = [row_found("late row", 2), row_found("changed row", 3), row_found("lost row", 4)]
-    assertDataFrameEqual(differing(frame, ours, theirs), frame(expected, FOUND))
-    assertDataFrameEqual(differing(frame, [], []), frame([], FOUND))
-
-
-def test_a_row_of_another_life_is_no_changed_one(frame: Any) -> None:
-    other = f"{7:032x}"
-    ours = [
-        archived(1, message_id=other, content=7),
-        archived(2, stamp=6, content=7),
-        archived(3, content=7),
-    ]
-    expected = [
-        row_found("another life", 1, message_id=other),
-        row_found("another life", 2, stamp=6),
-        row_found("changed row", 3),
-    ]
-    assertDataFrameEqual(
-        differing(frame, ours, [archived(1), archived(2), archived(3)]), frame(expected, FOUND)
-    )
-
-
-@pytest.mark.long
-def test_what_was_pruned_is_not_lost(frame: Any) -> None:
-    theirs = [archived(1), archived(2, finished_at=AT - timedelta(hours=1))]
-    assertDataFrameEqual(differing(frame, [], theirs, whole=()), frame([], FOUND))
-    assertDataFrameEqual(
-        differing(frame, [], theirs, pruned=AT), frame([row_found("lost row", 1)], FOUND)
-    )
-
-
-def test_what_sql_has_under_another_id_is_not_lost(frame: Any) -> None:
-    ours = [archived(50, message_id=f"{1:032x}", batch=None)]
-    assertDataFrameEqual(differing(frame, ours, [archived(1)]), frame([], FOUND))
-
-
-def test_the_commit_says_who_is_wrong(frame: Any) -> None:
-    rows = [
-        row_found("lost row", 1),
-        row_found("lost row", 2, batch=1),
-        row_found("late row", 3, batch=1),
-    ]
-    expected = [
-        row_found("lost row", 1),
-        row_found("surplus row", 2, batch=1),
-        row_found("late row", 3, batch=1),
-    ]
-    assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), [1]), frame(expected, FOUND))
-    assertDataFrameEqual(audit_frames.surplus(frame(rows, FOUND), []), frame(rows, FOUND))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from django_delayq import topic_stats
+from django_delayq.pipeline.params import Storage
 from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -37,7 +38,7 @@ def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: 
     outside.require_java()
     make_rows(3_000)
     record.using(delay=3600).enqueue(1)
-    given = {"redis_secret": "env:REDIS_OF_TEST", "lake": str(tmp_path / "lake")}
+    given = {"redis_secret": "env:REDIS_OF_TEST", "lake": Storage(str(tmp_path / "lake"))}
     jobs = [
         word
         for name, job in (("export", {"settle": 0.0}), ("stats", {}), ("forecast", {}))

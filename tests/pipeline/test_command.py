@@ -16,7 +16,7 @@ from django.core.management import CommandError
 from django_delayq.management.verbs import pipeline
 from django_delayq.pipeline.job_errors import Code, Refused
 from django_delayq.pipeline.jobs import JOBS, Start, start_of
-from django_delayq.pipeline.params import Report
+from django_delayq.pipeline.params import Report, Secret, Storage
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")
@@ -45,7 +45,8 @@ def test_every_option_of_every_job_can_be_given_and_has_a_help_text(name: str) -
     parser = ArgumentParser()
     pipeline.add_job_arguments(parser, JOBS[name])
     wanted = {*JOBS[name].options.__struct_fields__, *JOBS[name].options.takes} - {"tasks"}
-    assert wanted == {action.dest for action in parser._actions} - {"help"}
+    also = {"help", "lake_option", "lake_secret"}  # the store of the lake
+    assert wanted == {action.dest for action in parser._actions} - also
     assert all(len(action.help or "") > 10 for action in parser._actions)
 
 
@@ -62,8 +63,8 @@ def test_help_of_a_job_has_an_example(name: str, capsys: pytest.CaptureFixture[s
     ("arguments", "expected"),
     [
         (
-            ("export", "--prune", "30d", "--batch", "5", "--compact"),
-            {"prune": 2592000.0, "batch": 5, "compact": True},
+            ("export", "--prune", "30d", "--batch", "5", "--no-compact"),
+            {"prune": 2592000.0, "batch": 5, "compact": False},
         ),
         (("stats", "--everything"), {"everything": True}),
         (("stats", "--source", "archive"), {"source": "archive"}),
@@ -159,7 +160,7 @@ def test_a_period_is_passed_in_utc_and_a_lake_as_an_absolute_path(command: Call)
         "2026-01-31T11:00:00Z",
         "2026-02-01T00:00:00Z",
     )
-    assert command.params.lake == str(Path("lake").absolute())
+    assert command.params.lake == Storage(str(Path("lake").absolute()))
 
 
 def test_paths_are_passed_in_full_and_uris_as_they_are(command: Call) -> None:
@@ -184,9 +185,37 @@ def test_what_an_interrupted_job_leaves_is_said(command: Call, name: str, words:
 def test_the_lake_may_come_from_the_environment(
     command: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DELAYQ_LAKE", "/data/lake")
+    monkeypatch.setenv("DELAYQ_LAKE", "s3://shop/lake")
     command("export")
-    assert command.params.lake == "/data/lake"
+    assert command.params.lake == Storage("s3://shop/lake")
+
+
+def test_the_store_of_a_lake_gets_options_and_references(command: Call) -> None:
+    command(
+        "stats", "--lake", "s3://shop/lake",
+        "--lake-option", "AWS_REGION=eu-west-1", "--lake-option", "AWS_ENDPOINT_URL=http://minio:9000",
+        "--lake-secret", "AWS_SECRET_ACCESS_KEY=env:SHOP_KEY",
+    )  # fmt: skip
+    assert command.params.lake == Storage(
+        "s3://shop/lake",
+        {"AWS_REGION": "eu-west-1", "AWS_ENDPOINT_URL": "http://minio:9000"},
+        {"AWS_SECRET_ACCESS_KEY": Secret("env:SHOP_KEY")},
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--lake", "s3://shop/lake", "--lake-option", "AWS_SECRET_ACCESS_KEY=hunter2"),
+        ("--lake", "s3://shop/lake", "--lake-secret", "AWS_SECRET_ACCESS_KEY=hunter2"),
+        ("--lake", "s3://key:hunter2@shop/lake"),
+    ],
+)
+def test_a_secret_of_a_lake_is_refused_and_not_repeated(
+    command: Call, words: tuple[str, ...]
+) -> None:
+    assert command.code("stats", *words) == 2
+    assert "hunter2" not in command.out + command.err
 
 
 @pytest.mark.parametrize("name", ["export", "stats"])

@@ -50,7 +50,7 @@ def test_an_unknown_job_or_option_is_refused() -> None:
 def test_without_java_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(CommandError, match="openjdk-17-jre-headless") as refused:
-        call_command("delayq", "pipeline", "forecast")
+        call_command("delayq", "pipeline", "stats", "--source", "archive")
     assert refused.value.returncode == Code.REFUSED
 
 
@@ -63,7 +63,7 @@ def test_with_an_old_java_a_sentence_says_which_is_needed(
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(CommandError, match=r"is Java 8\. Spark needs Java 17 or newer"):
-        call_command("delayq", "pipeline", "forecast")
+        call_command("delayq", "pipeline", "stats", "--source", "archive")
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_parameters_are_written_with_references_and_read_back(
     text = path.read_text()
     assert settings.DELAYQ["REDIS"] not in text
     params = Params.decode(text.encode())
-    assert (params.lake, params.job, params.redis.url.ref) == (
+    assert (params.lake.uri, params.job, params.redis.url.ref) == (
         "/l",
         {"batch": 7, "by": "ann"},
         "env:HERE",
@@ -143,6 +143,18 @@ def test_parameters_without_references_are_refused(command: Call, tmp_path: Path
     assert command.code("forecast", "--write-params", str(path)) == Code.REFUSED
     assert "--redis-secret" in command.err
     assert not path.exists()
+
+
+def test_a_job_that_does_not_speak_to_redis_needs_no_reference_to_it(
+    command: Call, tmp_path: Path
+) -> None:
+    path = tmp_path / "params.json"
+    export = ("export", "--lake", "/l", "--write-params", str(path))
+    assert command.code(*export) == 0
+    assert not Params.decode(path.read_bytes()).redis.url
+    assert command.code("stats", "--lake", "/l", "--write-params", str(path)) == 0
+    assert command.code(*export, "--prune", "90d") == Code.REFUSED
+    assert "--redis-secret" in command.err
 
 
 def test_a_file_with_an_unknown_field_is_refused(

@@ -11,10 +11,10 @@ import pytest
 from pyspark.testing import assertDataFrameEqual
 
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import LakeConflict, LakeError
-from django_delayq.pipeline.lake import batches, compaction
+from django_delayq.pipeline.lake import compaction
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.lake.reader import read_lake
+from django_delayq.pipeline.lake.lake_source import read_lake
+from django_delayq.pipeline.params import ignore
 from tests.pipeline.rows import make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)
@@ -40,130 +40,94 @@ def full(spark: Any, parameters: Any, lake: str, template: Path) -> Lake:
 
 def fill(spark: Any, parameters: Any) -> None:
     """Six files of a day that is over, in three batches, and two files of today (NOW)."""
-    params = parameters(job={"settle": 0, "batch": 10})
+    params = parameters(job={"settle": 0, "batch": 10, "compact": False})
     make_rows(30, finished_at=lambda n: NOON + timedelta(minutes=n))
-    export.run(spark, params, bool)
+    export.run(spark, params, ignore)
     make_rows(20, finished_at=lambda n: NOW - timedelta(minutes=n))
-    export.run(spark, params, bool)
+    export.run(spark, params, ignore)
 
 
 def days(lake: Lake) -> dict[str, list[int]]:
-    """Rows of the files by their dates."""
+    """Rows of the files by their dates, of the newest version."""
+    lake.refresh()
     found: dict[str, list[int]] = {}
     for file in lake.files():
-        found.setdefault(file.dt, []).append(file.rows)
+        found.setdefault(str(file.dt), []).append(file.rows)
     return found
 
 
 def test_the_small_files_of_days_that_are_over_become_one(spark: Any, full: Lake) -> None:
-    before = read_lake(spark, full)
-    rows, content = before.collect(), batches.digest_of(before)
+    rows = read_lake(spark, full).collect()
     assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
-    figures = compaction.compact(spark, full, NOW, print)
+    figures = compaction.compact(spark, full, NOW, ignore)
     assert figures == {"compacted_files": 3, "compacted_into": 1}
-    assert days(full) == {"2026-11-19": [10, 10], "2026-11-18": [30]}
-    assert batches.digest_of(read_lake(spark, full)) == content
+    assert days(full) == {"2026-11-18": [30], "2026-11-19": [10, 10]}
     assertDataFrameEqual(read_lake(spark, full).collect(), rows)
-    last = full.commits()[-1]
-    assert (last.kind, last.settled_at, last.hours) == (
-        "compact",
-        full.commits()[-2].settled_at,
-        [],
-    )
-    assert compaction.compact(spark, full, NOW, print) == {
+    assert compaction.compact(spark, full, NOW, ignore) == {
         "compacted_files": 0,
         "compacted_into": 0,
     }
 
 
-def test_replaced_files_stay_for_the_grace_and_then_go(spark: Any, full: Lake) -> None:
-    old = full.paths(until="2026-11-18")
-    compaction.compact(spark, full, NOW, print)
-    assert full.sweep(3600) == 0
-    assert all(Path(path).exists() for path in old)
-    assert full.sweep(0) == 3
-    assert not any(Path(path).exists() for path in old)
-    assert read_lake(spark, full).count() == 50
-
-
-def test_big_files_and_days_with_one_file_stay(
-    spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_are_of_bounded_size(full: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "SMALL", 100)
-    assert compaction.small_files(full, NOW) == []
+    assert compaction.groups(full, NOW) == []
+    (size, *_) = (file.bytes for file in full.files())
+    monkeypatch.setattr(compaction, "SMALL", size + 100)
+    assert [len(group) for group in compaction.groups(full, NOW)] == [2]
     monkeypatch.undo()
-    assert {file.dt for file in compaction.small_files(full, NOW)} == {"2026-11-18"}
+    (group,) = compaction.groups(full, NOW)
+    assert {str(file.dt) for file in group} == {"2026-11-18"}
 
 
-def test_files_that_changed_since_their_commit_are_not_compacted(spark: Any, full: Lake) -> None:
+def test_files_that_are_not_as_the_log_says_are_not_compacted(spark: Any, full: Lake) -> None:
     import pyarrow.parquet as pq
 
-    victim = full.check(full.files(until="2026-11-18")[0])
-    table = pq.read_table(victim)
-    size = victim.stat().st_size
-    pq.write_table(table.slice(0, 9), victim, compression="none")
-    with victim.open("rb+") as file:  # as long as it was, so that only its rows tell
-        content = file.read()
-        if len(content) != size:
-            lie_about_size(full, victim, len(content))
-    with pytest.raises(LakeError, match="Nothing is compacted"):
-        compaction.compact(spark, Lake(full.root), NOW, print)
-    assert len([c for c in Lake(full.root).commits() if c.kind == "compact"]) == 0
+    victim = full.uris(until="2026-11-18")[0]
+    pq.write_table(pq.read_table(victim, partitioning=None).slice(0, 9), victim)
+    with pytest.raises(Exception, match="has 9 rows, the log of the lake says 10"):
+        compaction.compact(spark, full, NOW, ignore)
+    assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
 
 
-def lie_about_size(lake: Lake, victim: Path, size: int) -> None:
-    for path in (lake.root / "commits").iterdir():
-        before = f'"bytes": {next((f.bytes for f in lake.files() if lake.root / f.path == victim), None)}'
-        path.write_text(path.read_text().replace(before, f'"bytes": {size}'))
-    for crc in victim.parent.glob(".*.crc"):
-        crc.unlink()
-
-
-@pytest.mark.long
 def test_of_two_compactions_at_once_one_counts(
     spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    verified = batches.verified
+    merge = compaction.merge
 
     def slow(*arguments: Any) -> Any:
-        monkeypatch.setattr(batches, "verified", verified)
-        compaction.compact(
-            spark, Lake(full.root), NOW, print
-        )  # the other one begins later and ends first
-        return verified(*arguments)
+        monkeypatch.setattr(compaction, "merge", merge)
+        merged = merge(*arguments)
+        compaction.compact(spark, Lake(full.storage), NOW, ignore)
+        return merged
 
-    monkeypatch.setattr(batches, "verified", slow)
-    with pytest.raises(LakeConflict, match="another compaction"):
-        compaction.compact(spark, full, NOW, print)
+    monkeypatch.setattr(compaction, "merge", slow)
+    assert compaction.compact(spark, full, NOW, ignore)["compacted_into"] == 0
+    assert days(full) == {"2026-11-18": [30], "2026-11-19": [10, 10]}
     assert read_lake(spark, full).count() == 50
-    assert not list(full.abandoned(-1))
 
 
 @pytest.mark.long
-def test_an_export_with_compact_says_how_many_files_it_made_one(
+def test_an_export_compacts_unless_it_is_told_not_to(
     spark: Any, lake: str, parameters: Any
 ) -> None:
     fill(spark, parameters)
-    report = export.run(spark, parameters(job={"settle": 0, "compact": True}), bool)
+    report = export.run(spark, parameters(job={"settle": 0}), ignore)
     assert report.figures["compacted_files"] >= 3  # today, by the real clock, may be another day
     assert read_lake(spark, Lake(lake)).count() == 50
     make_rows(1)
-    assert export.run(spark, parameters(job={"settle": 0}), bool).figures["rows"] == 1
+    assert export.run(spark, parameters(job={"settle": 0}), ignore).figures["rows"] == 1
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("step", ["read_back", "persist", "add"])
-def test_a_compaction_that_dies_has_done_nothing(
-    spark: Any, full: Lake, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(batches if step == "read_back" else Lake, step, die)
-        with pytest.raises(KeyboardInterrupt):
-            compaction.compact(spark, full, NOW, print)
-    assert days(full) == {"2026-11-18": [10, 10, 10], "2026-11-19": [10, 10]}
-    assert compaction.compact(spark, full, NOW, print)["compacted_into"] == 1
-    assert full.sweep(0) == 1 + 3  # what it had begun, and the replaced files
-    assert read_lake(spark, full).count() == 50
+def test_an_export_drops_the_days_that_are_too_old(spark: Any, lake: str, parameters: Any) -> None:
+    now = datetime.now(tz=timezone.utc)
+    make_rows(6, finished_at=lambda n: now - timedelta(days=n))
+    job = {"settle": 0, "retain": 2 * 86_400, "compact": False}
+    report = export.run(spark, parameters(job=job), ignore)
+    assert report.figures["dropped_rows"] == 3
+    dates = sorted(str(file.dt) for file in Lake(lake).files())
+    assert dates == [f"{now - timedelta(days=n):%Y-%m-%d}" for n in (2, 1, 0)]
+    # What was dropped on purpose does not keep the archive from being pruned.
+    report = export.run(spark, parameters(job={**job, "prune": 3600}), ignore)
+    assert (report.code, report.problems) == (0, [])
+    assert report.figures["pruned"] == 5

@@ -16,7 +16,7 @@ from django.db import connections
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import LakeError
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.lake.reader import read_lake
+from django_delayq.pipeline.lake.lake_source import read_lake
 from django_delayq.pipeline.params import Report
 from tests.pipeline.rows import make_rows
 
@@ -41,7 +41,7 @@ def ids_in(spark: Any, lake: str) -> list[int]:
 
 def wait_for_commits(lake: str, count: int) -> None:
     until = time.monotonic() + 60
-    while len(Lake(lake).commits()) < count and time.monotonic() < until:
+    while Lake(lake).version < count and time.monotonic() < until:
         time.sleep(0.05)
 
 
@@ -99,7 +99,7 @@ def test_a_signal_lets_the_batch_end_and_begins_no_other(
 
     with monkeypatch.context() as patch:
         patch.setattr(export, "append", interrupted)
-        assert export_at_intervals(batch=2, compact=True).figures["rows"] == 2
+        assert export_at_intervals(batch=2).figures["rows"] == 2
     assert ids_in(spark, lake) == ids[:2]
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+from django_delayq.pipeline.params import ignore
 from tests.databases import VARIABLE
 
 DAY = 86_400
@@ -31,14 +32,9 @@ AGO = datetime(2026, 11, 1, 23, 50, tzinfo=timezone.utc)
 ROWS = 60
 OPTIONS = {"settle": 0, "batch": 40}
 TIMES = int(os.environ.get("DELAYQ_KILLS", "1"))
-#: Steps that need a JVM: `written`, `verified` and `committed` die when it is done and before the
-#: ledger says so.
-WITH_JVM = (
-    "writing",
-    "committed",
-    "interval",
-    *(("written", "verified", "linked") if TIMES > 1 else ()),
-)
+#: Steps that need a JVM: `writing` dies as soon as there is a file, `copied` before the commit, and
+#: `committed` before the ledger has it.
+WITH_JVM = ("writing", "committed", "interval", *(("copied",) if TIMES > 1 else ()))
 
 
 @pytest.mark.long
@@ -48,32 +44,29 @@ def test_killed_at_any_step_the_export_goes_on(spark: Any, parameters: Any, tmp_
     from django_delayq.models import ArchivedMessage, LakeBatch
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.lake.reader import read_lake
+    from django_delayq.pipeline.lake.lake_source import read_lake
+    from django_delayq.pipeline.params import Storage
     from tests.pipeline.rows import make_rows
 
     ids = make_rows(ROWS, finished_at=lambda n: AGO + timedelta(minutes=n))
     lakes = {step: tmp_path / step for step in ("planned", *WITH_JVM)}
     with ThreadPoolExecutor(2) as pool:  # as many as there are processors
         list(pool.map(lambda step: kill_in_a_row(step, lakes[step]), lakes))
-    for step, lake in lakes.items():
-        stumps = len(list(Path(lake, "data").iterdir())) - len(Lake(lake).commits())
-        assert stumps == {"planned": 0, "committed": 0}.get(step, TIMES), step
-        report = export.run(spark, parameters(lake=str(lake), job={**OPTIONS, "grace": 0}), bool)
-        assert report.figures["swept"] == stumps, step
-        rows = [row.id for row in read_lake(spark, Lake(lake), ["id"]).collect()]
+    for step, path in lakes.items():
+        files = {str(found) for found in Path(path).rglob("dt=*/*.parquet")}
+        stumps = files - set(Lake(path).uris())
+        assert bool(stumps) == (step in ("writing", "copied", "interval")), step
+        params = parameters(lake=Storage(str(path)), job={**OPTIONS, "compact": False})
+        export.run(spark, params, ignore)
+        lake = Lake(path)
+        rows = [row.id for row in read_lake(spark, lake, ["id"]).collect()]
         assert len(rows) == len(set(rows)) == ArchivedMessage.objects.count() == ROWS, step
-        commits = Lake(lake).commits()
-        assert [(commit.lo, commit.hi) for commit in commits] == [
-            (0, ids[39]),
-            (ids[39], ids[59]),
-        ], step
-        batches = (
-            LakeBatch.objects.filter(lake=lake)
-            .order_by("lo")
-            .values_list("state", "seq", "rows", "signature")
-        )
-        assert list(batches) == [("committed", c.seq, c.rows, c.signature) for c in commits], step
-        assert len(list(Path(lake, "data").iterdir())) == 2, step
+        log = [(one.lo, one.hi, one.version, one.rows) for one in lake.appended(-1)]
+        assert [one[:2] for one in log] == [(0, ids[39]), (ids[39], ids[59])], step
+        batches = LakeBatch.objects.filter(table_id=lake.table_id).order_by("lo")
+        assert list(batches.values_list("lo", "hi", "version", "rows")) == log, step
+        assert lake.tidy(0) == len(stumps), step
+        assert read_lake(spark, lake).count() == ROWS
 
 
 @pytest.mark.long
@@ -85,26 +78,21 @@ def test_killed_three_times_while_it_prunes_it_goes_on(
     from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake.lake import Lake
-    from django_delayq.pipeline.lake.reader import read_lake
+    from django_delayq.pipeline.lake.lake_source import read_lake
     from tests.pipeline.rows import make_rows
 
     dead = make_rows(1, finished_at=AGO, state="dead")
     make_rows(ROWS, finished_at=AGO)
-    export.run(spark, parameters(job=OPTIONS), bool)
-    for left in (
-        52,
-        43,
-        22,
-    ):  # a chunk more each time; the last one ends a batch, of which the ledger does not say so
+    export.run(spark, parameters(job=OPTIONS), ignore)
+    left = [ROWS + 1]
+    for _ in range(3):  # a chunk more each time
         kill("pruned", lake)
-        assert ArchivedMessage.objects.count() == left
-    report = export.run(spark, parameters(job={**OPTIONS, "prune": DAY}), bool)
-    assert (report.figures["pruned"], report.problems) == (21, [])
+        left.append(ArchivedMessage.objects.count())
+    assert left == sorted(set(left), reverse=True)
+    report = export.run(spark, parameters(job={**OPTIONS, "prune": DAY}), ignore)
+    assert (report.figures["pruned"], report.problems) == (left[-1] - 1, [])
     assert list(ArchivedMessage.objects.values_list("pk", flat=True)) == dead
-    assert list(LakeBatch.objects.order_by("lo").values_list("state", "pruned")) == [
-        ("pruned", 39),
-        ("pruned", 21),
-    ]
+    assert list(LakeBatch.objects.order_by("lo").values_list("pruned", flat=True)) == [39, 21]
     assert sum(OperatorAction.objects.values_list("count", flat=True)) == ROWS
     assert read_lake(spark, Lake(lake), ["id"]).distinct().count() == ROWS + 1
 
@@ -154,56 +142,50 @@ def main(step: str, lake: str) -> None:
     from django_delayq.pipeline import params_from_django
     from django_delayq.pipeline.export import export
     from django_delayq.pipeline.lake import pruning
+    from django_delayq.pipeline.params import Storage
 
     options: dict[str, Any] = dict(OPTIONS)
     if step == "pruned":
+        from django_delayq.pipeline.lake.differences import Differences
+
         options["prune"] = DAY
         pruning.CHUNK = 10
-        changed: Any = pruning
-        changed._has_other_rows = lambda *arguments: False  # that needs Java
+        changed: Any = export
+        changed.compare_batches = lambda *arguments: Differences()  # that needs Java
     if step == "interval":
         options["interval"] = 0.1
         settle_40_rows_at_first()
     prepare(step)
-    with params_from_django.parameters(lake=lake, job=options) as params:
-        export.run(session(step), params, bool)
+    options["compact"] = False
+    with params_from_django.parameters(lake=Storage(lake), job=options) as params:
+        export.run(session(step), params, ignore)
 
 
 def session(step: str) -> Any:
     """None where it is not come to."""
-    from django_delayq.pipeline.export import export
     from django_delayq.pipeline.session import build_session
     from tests.pipeline.quick import JAVA, QUICK
 
     if step in WITH_JVM:
         return build_session("local[1]", "512m", java_options=JAVA, extra=QUICK)
-    changed: Any = export
-    changed.check_session = changed.read_archive = lambda *arguments, **options: None
     return None
 
 
 def prepare(step: str) -> None:
     """Die at this step."""
-    from django_delayq.pipeline.lake import batches, lake, ledger, pruning
+    from django_delayq.pipeline.lake import lake, ledger, pruning
 
-    targets: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-        "written": (ledger.Ledger, "enter", lambda _, attempt, state, **fields: state == "written"),
-        "verified": (
-            ledger.Ledger,
-            "enter",
-            lambda _, attempt, state, **fields: state == "verified",
-        ),
-        "linked": (lake.os, "link", lambda *arguments: True),
-        "interval": (lake.os, "link", lambda *arguments: bool(lake.Lake(sys.argv[2]).commits())),
-        "committed": (ledger.Ledger, "committed", lambda *arguments: True),
-        "writing": (batches, "read_back", lambda *arguments: True),  # at the latest
-    }
+    appends = (lake.Lake, "append")
     if step == "planned":
         after(ledger.Ledger, "plan", 1)
     elif step == "pruned":
-        after(pruning, "_delete", 3 if _half_done() else 1)
+        after(pruning, "delete_counted", 1)
+    elif step == "committed":
+        before(ledger.Ledger, "committed", lambda *arguments: True)
+    elif step == "interval":
+        before(*appends, lambda this, *arguments: this.last_id > 0)
     else:
-        before(*targets[step])
+        before(*appends, lambda *arguments: True)
     if step == "writing":
         threading.Thread(target=watch, daemon=True).start()
 
@@ -217,13 +199,6 @@ def settle_40_rows_at_first() -> None:
     every, passes = changed.last_settled_id, [1]
     first = ArchivedMessage.objects.order_by("pk").values_list("pk", flat=True)[39]
     changed.last_settled_id = lambda seconds: first if passes and passes.pop() else every(seconds)
-
-
-def _half_done() -> bool:
-    """This is the last of the three."""
-    from django_delayq.models import LakeBatch
-
-    return LakeBatch.objects.filter(pruned__gte=18).exists()
 
 
 def before(owner: Any, name: str, when: Callable[..., bool]) -> None:
@@ -254,8 +229,8 @@ def after(owner: Any, name: str, calls: int) -> None:
 
 def watch() -> None:
     """Die as soon as Spark has begun a file."""
-    data = Path(sys.argv[2], "data")
-    while not any(path.is_file() for path in data.rglob("*")):
+    lake = Path(sys.argv[2])
+    while not any(path.is_file() for path in lake.glob("dt=*/*")):
         time.sleep(0.001)
     die()
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "django_delayq"
-HEAVY = {"pyspark", "pyarrow", "pandas", "numpy", "py4j"}
+HEAVY = {"pyspark", "pyarrow", "pandas", "numpy", "py4j", "deltalake"}
 
 _IMPORT = """
 import importlib, sys
@@ -74,7 +74,15 @@ def test_what_runs_on_executors_knows_no_project(part: str) -> None:
     pipeline = "django_delayq.pipeline"
     more = [
         f"{pipeline}.{name}"
-        for name in ("params", "schemas", "lake.reader", "stats.aggregates", "session")
+        for name in (
+            "params",
+            "schemas",
+            "lake.files",
+            "lake.batches",
+            "lake.lake_source",
+            "stats.aggregates",
+            "session",
+        )
     ]
     _, ours = imported([*modules(PACKAGE / "pipeline" / part), *more])
     assert not ours & {

@@ -8,17 +8,17 @@ import pytest
 
 from django_delayq.pipeline import jobs
 from django_delayq.pipeline.job_errors import Refused
-from django_delayq.pipeline.params import Database, Params
+from django_delayq.pipeline.params import Database, Params, Storage
 
 TASK = {"name": "shop.tasks.remind", "topic": "mail", "ttr_ms": 60_000}
 LOAD = {"job": "j", "task": TASK, "source": "s", "format": "csv", "key": "id"}
 #: What each job needs at least.
 LEAST: dict[str, dict[str, Any]] = {
-    "export": {"lake": "l"},
-    "stats": {"lake": "l"},
+    "export": {"lake": Storage("l")},
+    "stats": {"lake": Storage("l")},
     "check": {"job": {"dead": 0.01}},
     "forecast": {},
-    "audit": {},
+    "audit": {"lake": Storage("l")},
     "schedule": {"job": LOAD},
     "replay": {"job": {"job": "j"}},
 }
@@ -51,8 +51,8 @@ def test_a_job_refuses_what_means_nothing_to_it(name: str, field: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "words"),
     [
-        ("export", {"lake": ""}, "needs a lake.*--lake"),
-        ("stats", {"lake": ""}, "needs a lake"),
+        ("export", {"lake": Storage()}, "needs a lake.*--lake"),
+        ("stats", {"lake": Storage()}, "needs a lake"),
         ("replay", {"job": {"source": "lake"}}, "needs a lake"),
         ("stats", {"since": "2026-11-20T09:00:00"}, "add its offset"),
         (
@@ -82,7 +82,7 @@ def test_what_a_job_cannot_do_is_refused_with_a_reason(
 
 
 def test_a_lake_is_needed_only_where_it_is_read() -> None:
-    check("stats", lake="", job={"source": "archive"})
+    check("stats", lake=Storage(), job={"source": "archive"})
     check("replay", job={"source": "archive"})
 
 

@@ -1,66 +1,46 @@
-"""The commits of a lake decide what is in it, and a lake that lies is refused."""
+"""The log of the table decides what is in a lake, and a lake that lies is refused. No Spark."""
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
 from django_delayq.pipeline.job_errors import LakeConflict, LakeError
-from django_delayq.pipeline.lake.lake import Commit, Digest, Lake
+from django_delayq.pipeline.lake import files as module
+from django_delayq.pipeline.lake.files import Store, read_file, write_rows
+from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.params import Secret, Storage
 from tests.hands import together
+from tests.pipeline.lakes import add, batch_of, ids_in, rows_of
 
-Add = Callable[..., Commit]
+DAY = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
+
+
+@pytest.fixture(params=["path", "s3"])
+def storage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Storage:
+    """A path whose name has what Spark and others take for a pattern, and a bucket."""
+    if request.param == "path":
+        return Storage(str(tmp_path / "la [k] e{1,2}*"))
+    monkeypatch.setenv("KEY_OF_TEST", "hidden")
+    secrets = {"AWS_SECRET_ACCESS_KEY": Secret("env:KEY_OF_TEST")}
+    return Storage(f"s3://shop/{tmp_path.name}", request.getfixturevalue("bucket"), secrets)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A lake whose name has what Spark and others take for a pattern."""
-    return tmp_path / "la [k] e{1,2}*"
-
-
-@pytest.fixture
-def add(path: Path) -> Add:
-    """Appends a batch of rows, or replaces files: add(count, dt="...")."""
-    return lambda count, **more: add_batch(Lake(path), count, **more)
-
-
-def add_batch(lake: Lake, count: int, dt: str = "2026-11-20", **more: Any) -> Commit:
-    lo = lake.last_id
-    ids = list(range(lo + 1, lo + count + 1))
-    attempt = lake.attempt(lo, lo + count)
-    file = attempt / f"dt={dt}" / "part-0.parquet"
-    file.parent.mkdir(parents=True)
-    pq.write_table(pa.table({"id": ids, "topic": ["orders"] * count}), file)
-    files = lake.files_of({file: Digest(count)})
-    plain = {
-        "kind": "append",
-        "lo": lo,
-        "hi": lo + count,
-        "rows": count,
-        "signature": str(sum(ids)),
-        "files": files,
-    }
-    return lake.add(Commit(seq=0, **{**plain, **more}))
-
-
-def rewrite(commit: Path, **fields: Any) -> None:
-    """As somebody would with an editor."""
-    commit.write_text(json.dumps({**json.loads(commit.read_text()), **fields}))
-
-
-def commit_file(path: Path, seq: int = 1) -> Path:
-    return path / "commits" / f"{seq:09d}.json"
+    return tmp_path / "lake"
 
 
 # Reading
@@ -68,231 +48,297 @@ def commit_file(path: Path, seq: int = 1) -> Path:
 
 def test_a_lake_that_is_not_there_is_empty(path: Path) -> None:
     lake = Lake(path)
-    assert (lake.commits(), lake.files(), lake.paths(), lake.last_id) == ([], [], [], 0)
+    assert (lake.exists, lake.version, lake.files(), lake.last_id) == (False, -1, [], 0)
+    assert (lake.appended(-1), lake.replaced(), lake.tidy(0)) == ([], 0, 0)
     assert not path.exists()
 
 
-def test_commits_follow_one_another(path: Path, add: Add) -> None:
-    add(3)
-    add(2)
-    first, second = Lake(path).commits()
-    assert [(c.seq, c.lo, c.hi) for c in (first, second)] == [(1, 0, 3), (2, 3, 5)]
-    assert Lake(path).last_id == 5
-
-
-def test_pandas_and_arrow_read_what_counts_and_nothing_else(path: Path, add: Add) -> None:
-    add(3, dt="2026-11-19")
-    add(2)
-    stump = Lake(path).attempt(5, 9) / "dt=2026-11-20"
-    stump.mkdir(parents=True)
-    (stump / "part-0.parquet").write_bytes(b"")
-    assert sorted(pd.read_parquet(Lake(path).paths())["id"]) == [1, 2, 3, 4, 5]
-    assert ds.dataset(Lake(path).paths(since="2026-11-20")).to_table()["id"].to_pylist() == [4, 5]
-    assert len(Lake(path).paths(until="2026-11-19")) == 1
-    assert Lake(path).paths("2026-11-21", "2026-11-30") == []
-
-
-def test_spark_reads_a_path_that_looks_like_a_pattern(spark: Any, path: Path, add: Add) -> None:
-    from django_delayq.pipeline.lake.reader import read_lake
-
-    add(3)
-    assert sorted(row.id for row in read_lake(spark, Lake(path), ["id", "topic"]).collect()) == [
-        1,
-        2,
-        3,
+def test_batches_follow_one_another(storage: Storage) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    add(lake, 2, DAY + timedelta(days=1))
+    assert (lake.last_id, Lake(storage).last_id) == (5, 5)
+    assert [(file.dt, file.rows, file.lowest, file.highest) for file in Lake(storage).files()] == [
+        (date(2026, 11, 20), 3, 1, 3),
+        (date(2026, 11, 21), 2, 4, 5),
     ]
+    assert ids_in(Lake(storage)) == [1, 2, 3, 4, 5]
+    first, second = lake.appended(-1)
+    assert [(one.version, one.lo, one.hi, one.rows) for one in (first, second)] == [
+        (1, 0, 3, 3),
+        (2, 3, 5, 2),
+    ]
+    assert second.by.endswith(f":{os.getpid()}")
 
 
-def test_a_lake_without_rows_has_the_columns_of_the_archive(spark: Any, path: Path) -> None:
-    from django_delayq.pipeline import schemas
-    from django_delayq.pipeline.lake.reader import read_lake
+def test_files_are_chosen_by_date_and_by_id(path: Path) -> None:
+    lake = Lake(path)
+    for number in range(4):
+        add(lake, 10, DAY + timedelta(days=number))
+    assert [file.lowest for file in lake.files(since="2026-11-21", until="2026-11-22")] == [11, 21]
+    assert [file.lowest for file in lake.files(ids=(10, 11))] == [11]
+    assert [file.lowest for file in lake.files(ids=(9, 11))] == [1, 11]
+    assert lake.files(ids=(40, 99)) == []
+    assert lake.uris(until="2026-11-20") == [f"{path}/{lake.files()[0].path}"]
 
-    assert read_lake(spark, Lake(path)).columns == schemas.ARCHIVE.names
-    assert read_lake(spark, Lake(path), ["topic", "id"]).columns == ["topic", "id"]
+
+def test_the_end_of_a_file_is_never_rounded_down(path: Path) -> None:
+    lake = Lake(path)
+    odd = datetime(2026, 11, 20, 23, 59, 59, 999_001, tzinfo=timezone.utc)
+    add(lake, 1, odd)
+    (file,) = Lake(path).files()
+    exact = round(odd.timestamp() * 1e6)
+    assert file.oldest <= exact <= file.newest <= exact + 1_000
 
 
-def test_replaced_files_do_not_count(path: Path, add: Add) -> None:
-    old = add(3).files[0].path
-    add(2)
-    compacted = add(3, kind="compact", lo=0, hi=3, removes=[old])
-    assert {file.path for file in Lake(path).files()} == {Lake(path).commits()[1].files[0].path,
-                                                          compacted.files[0].path}  # fmt: skip
-    assert Lake(path).last_id == 5
+# Exactly once
+
+
+def test_of_two_writers_of_one_batch_one_is_refused_and_told_who_was_first(
+    storage: Storage,
+) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    stale = Lake(storage)
+    add(lake, 2)
+    for hi in (5, 9):
+        with pytest.raises(LakeConflict, match=rf"up to id 5 at version 2.*:{os.getpid()}, "):
+            stale_copy = Lake(storage) if stale.last_id == 5 else stale
+            stale_copy.append([], (3, hi))
+    assert (Lake(storage).last_id, len(ids_in(Lake(storage)))) == (5, 5)
+
+
+def test_a_fresh_writer_with_an_old_version_is_refused(storage: Storage) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    add(lake, 3)
+    with pytest.raises(LakeConflict, match="do not follow"):
+        Lake(storage).append([], (3, 6))
+    with pytest.raises(LakeConflict, match="do not follow"):
+        Lake(storage).append([], (6, 6))
+    assert Lake(storage).last_id == 6
+
+
+def test_of_many_writers_at_once_one_appends_and_the_others_hear_it(storage: Storage) -> None:
+    add(Lake(storage), 1)
+    lakes = [Lake(storage) for _ in range(6)]
+
+    def write(lake: Lake) -> str:
+        try:
+            return f"version {lake.append([], (1, 4))}"
+        except LakeConflict:
+            return "conflict"
+
+    said = sorted(together(*[lambda lake=lake: write(lake) for lake in lakes]))
+    assert said == [*["conflict"] * 5, "version 2"]
+
+
+def test_many_processes_may_make_the_table_at_once(storage: Storage) -> None:
+    lakes = [Lake(storage) for _ in range(4)]
+    together(*[lake.create for lake in lakes])
+    assert len({lake.table_id for lake in lakes}) == 1
+
+
+# Replacing
+
+
+def test_a_replacement_is_one_commit_and_happens_once(storage: Storage) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    add(lake, 2)
+    (first, second) = lake.files()
+    other = Lake(storage)
+    new = rows_of(lake, [1, 2, 3, 4, 5])
+    lake.replace("compact", [first, second], new)
+    assert ids_in(Lake(storage)) == [1, 2, 3, 4, 5]
+    with pytest.raises(LakeConflict, match="replaced already"):
+        other.replace("repair", [first], rows_of(other, [1]))
+    with pytest.raises(LakeConflict, match="replaced already"):
+        Lake(storage).replace("repair", [first], rows_of(other, [1]))
+    assert ids_in(Lake(storage)) == [1, 2, 3, 4, 5]
+    assert Lake(storage).last_id == 5
+
+
+@pytest.mark.parametrize("stale", ["append", "compact", "erase"])
+def test_what_does_not_meet_goes_together(storage: Storage, stale: str) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    add(lake, 3)
+    (first, second) = lake.files()
+    late = Lake(storage)  # its snapshot is older than the next two commits
+    if stale == "append":
+        lake.replace("compact", [first], rows_of(lake, [1, 2, 3]))
+        add(late, 2)
+        assert ids_in(Lake(storage)) == [1, 2, 3, 4, 5, 6, 7, 8]
+        return
+    add(lake, 2)
+    lake.replace("repair", [first], rows_of(lake, [1, 2]))
+    late.replace("erase" if stale == "erase" else "compact", [second], rows_of(late, [4, 6]))
+    assert ids_in(Lake(storage)) == [1, 2, 4, 6, 7, 8]
+
+
+def test_a_retention_drops_days_and_is_remembered(storage: Storage) -> None:
+    lake = Lake(storage)
+    for number in range(3):
+        add(lake, 2, DAY + timedelta(days=number))
+    assert lake.retained_since is None
+    assert [file.dt.day for file in lake.retain(date(2026, 11, 22))] == [20, 21]
+    assert lake.retain(date(2026, 11, 22)) == []
+    assert ids_in(Lake(storage)) == [5, 6]
+    assert (Lake(storage).retained_since, Lake(storage).last_id) == (date(2026, 11, 22), 6)
 
 
 # Lies
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"rows": 4}, "add up to another number"),
-        ({"seq": 2}, "should be commit 1"),
-        ({"format": 2}, "has format 2"),
-        ({"lo": 1}, "the one before ended at 0"),
-        ({"hi": 0}, "the one before ended at 0"),
-        ({"kind": "drop"}, "cannot be read as a commit"),
-        ({"rows": -3}, "cannot be read as a commit"),
-        ({"removes": ["data/x"]}, "removes a file that is not there"),
-        (
-            {"files": [{"path": "../x.parquet", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]},
-            "outside",
-        ),
-        ({"files": [{"path": "commits/x", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]}, "outside"),
-        (
-            {"files": [{"path": "/etc/passwd", "rows": 3, "bytes": 1, "dt": "2026-11-20"}]},
-            "outside",
-        ),
-        (
-            {"files": [{"path": "data/x", "rows": 3, "bytes": 1, "dt": "yesterday"}]},
-            "cannot be read as a commit",
-        ),
-    ],
-)
-def test_a_commit_that_contradicts_itself_is_refused(
-    path: Path, add: Add, fields: Any, says: str
-) -> None:
-    add(3)
-    rewrite(commit_file(path), **fields)
-    with pytest.raises(LakeError, match=says):
-        Lake(path).paths()
+def test_a_missing_file_and_a_truncated_one_are_noticed(storage: Storage) -> None:
+    lake = Lake(storage)
+    add(lake, 300)
+    store, (file,) = Store(storage), lake.files()
+    place = store.place(file.path)
+    with store.fs.open_input_file(place) as whole:
+        content = whole.read()
+    with store.fs.open_output_stream(place) as out:
+        out.write(content[:-100])
+    with pytest.raises(LakeError, match="cannot be read"):
+        list(read_file(store, file))
+    store.fs.delete_file(place)
+    with pytest.raises(LakeError, match="cannot be read"):
+        list(read_file(store, file))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"])
-def test_a_commit_that_is_no_json_is_refused(path: Path, add: Add, content: bytes) -> None:
-    add(3)
-    commit_file(path).write_bytes(content)
-    with pytest.raises(LakeError, match="cannot be read as a commit"):
-        Lake(path).commits()
+def test_a_damaged_page_is_noticed(path: Path) -> None:
+    lake = Lake(path)
+    add(lake, 3_000)
+    (file,) = lake.files()
+    content = bytearray((path / file.path).read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    (path / file.path).write_bytes(content)
+    with pytest.raises(LakeError, match="cannot be read"):
+        list(read_file(Store(lake.storage), file))
 
 
-def test_a_missing_commit_is_noticed(path: Path, add: Add) -> None:
-    for _ in range(3):
-        add(1)
-    commit_file(path, 2).unlink()
-    with pytest.raises(LakeError, match="should be commit 2"):
-        Lake(path).commits()
+def test_a_file_with_other_rows_than_the_log_says_is_noticed(path: Path) -> None:
+    lake = Lake(path)
+    add(lake, 3)
+    (file,) = lake.files()
+    pq.write_table(pq.read_table(path / file.path).slice(1), path / file.path)
+    with pytest.raises(LakeError, match="has 2 rows, the log of the lake says 3"):
+        list(read_file(Store(lake.storage), file))
 
 
-def test_a_gap_between_batches_is_noticed(path: Path, add: Add) -> None:
-    add(1)
-    add(1)
-    rewrite(commit_file(path, 2), lo=5, hi=6)
-    with pytest.raises(LakeError, match="ids 5 to 6, the one before ended at 1"):
-        Lake(path).commits()
+def test_a_log_that_cannot_be_read_is_refused(path: Path) -> None:
+    add(Lake(path), 3)
+    (path / "_delta_log" / f"{1:020d}.json").write_bytes(b"{nothing")
+    with pytest.raises(LakeError, match="log of the lake"):
+        Lake(path).files()
 
 
-def test_a_missing_file_and_one_of_another_size_are_noticed(path: Path, add: Add) -> None:
-    file = Path(Lake(path).root, add(3).files[0].path)
-    with file.open("ab") as end:
-        end.write(b"x")
-    with pytest.raises(LakeError, match="bytes, its commit says"):
-        Lake(path).paths()
-    file.unlink()
-    with pytest.raises(LakeError, match="is missing, but a commit names it"):
-        Lake(path).paths()
-
-
-def test_a_compaction_may_not_change_the_number_of_rows(path: Path, add: Add) -> None:
-    old = add(3).files[0].path
-    with pytest.raises(LakeError, match="compacts 3 rows and has 2"):
-        add(2, kind="compact", removes=[old])
-    assert len(Lake(path).commits()) == 1
-
-
-# Writing
-
-
-def test_one_of_two_writers_has_the_number(path: Path, add: Add) -> None:
-    commit = add(3)
-    with pytest.raises(LakeConflict, match="is there already"):
-        Lake(path).commit(msgspec.structs.replace(commit, lo=3, hi=6))
-    assert [p.name for p in (path / "commits").iterdir()] == ["000000001.json"]
-
-
-def test_a_commit_whose_answer_was_lost_has_succeeded(
-    path: Path, add: Add, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NFS repeats the call, and the second one finds the name taken by the first."""
-    link = os.link
-
-    def twice(*names: Any) -> None:
-        link(*names)
-        link(*names)
-
-    monkeypatch.setattr(os, "link", twice)
-    assert add(3).seq == 1
-    assert Lake(path).last_id == 3
-
-
-def test_an_attempt_that_a_commit_names_is_never_removed(
-    path: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_does_not_hold_what_was_written_is_not_reported(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(path)
-    other = lake.attempt(3, 6)
-    other.mkdir()
-    attempt = path / "data" / add(3).files[0].path.split("/")[1]
-    assert (lake.drop(attempt), lake.drop(other)) == (False, True)
-    monkeypatch.setattr(
-        lake, "abandoned", lambda older_than: iter([attempt])
-    )  # committed since it was looked for
-    assert lake.sweep(0) == 0
-    assert len(Lake(path).paths()) == 1 and not other.exists()
+    lake.create()
+    write = pq.ParquetWriter.write_table
+
+    def forge(writer: Any, rows: pa.Table, **options: Any) -> None:
+        at = rows.schema.get_field_index("body")
+        forged = pa.array(["forged"] * rows.num_rows, pa.string())
+        write(writer, rows.set_column(at, rows.schema.field(at), forged), **options)
+
+    monkeypatch.setattr(module.parquet.ParquetWriter, "write_table", forge)
+    with pytest.raises(LakeError, match="does not hold the rows that were written"):
+        rows_of(lake, [1, 2])
 
 
-def test_of_many_writers_at_once_one_appends_and_the_others_hear_it(path: Path) -> None:
-    def write() -> str:
-        try:
-            commit = Commit(seq=0, kind="append", lo=0, hi=3, rows=0, signature="0")
-            return f"commit {Lake(path).add(commit).seq}"
-        except LakeConflict:
-            return "conflict"
-
-    assert sorted(together(*[write] * 8)) == ["commit 1", *["conflict"] * 7]
+def test_a_number_that_is_none_is_equal_to_itself(path: Path) -> None:
+    lake = Lake(path)
+    lake.create()
+    assert [file.rows for file in rows_of(lake, [1], run_ms=float("nan"))] == [1]
 
 
-def test_a_compaction_and_an_append_at_once_both_count(path: Path, add: Add) -> None:
-    old = add(3)
-    empty = Commit(seq=0, kind="append", lo=3, hi=9, rows=0, signature="0")
-    new = Lake(path).attempt(0, 3) / "dt=2026-11-20" / "a.parquet"
-    new.parent.mkdir(parents=True)
-    new.write_bytes(b"abc")
-    files = Lake(path).files_of({new: Digest(3)})
-    compaction = msgspec.structs.replace(
-        old, kind="compact", files=files, removes=[old.files[0].path]
-    )
-    together(*[lambda commit=commit: Lake(path).add(commit) for commit in (empty, compaction)])
-    assert sorted(commit.kind for commit in Lake(path).commits()[1:]) == ["append", "compact"]
-    with pytest.raises(LakeConflict, match="replaced already"):
-        Lake(path).add(compaction)
+# SIGKILL
+
+_APPEND = """
+import sys
+from tests.pipeline.lakes import add
+from django_delayq.pipeline.lake.lake import Lake
+add(Lake(sys.argv[1]), 3)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+@pytest.mark.parametrize("made", [False, True])
+def test_killed_exactly_at_the_commit_all_or_nothing_is_there(path: Path, made: bool) -> None:
+    """delta-rs commits by linkat: the first one makes the table, unless it is there, and another
+    one appends."""
+    if made:
+        Lake(path).create()
+    trace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=linkat"]
+    inject = ["-e", "inject=linkat:signal=SIGKILL:when=1"]
+    child = [sys.executable, "-c", _APPEND, str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([*trace, *inject, *child], env=environment, timeout=100, check=False)
+    assert ended.returncode != 0
+    lake = Lake(path)
+    assert (lake.last_id, ids_in(lake)) in ((0, []), (3, [1, 2, 3]))
+    add(lake, 3)
+    assert ids_in(Lake(path)) == list(range(1, Lake(path).last_id + 1))
+    written = len(list(path.glob("dt=*/*.parquet")))
+    assert Lake(path).tidy(0) == written - len(Lake(path).files())
 
 
 # Tidying up
 
 
-def test_only_old_attempts_that_no_commit_names_are_swept(path: Path, add: Add) -> None:
+def test_old_files_go_and_young_ones_stay(storage: Storage) -> None:
+    lake = Lake(storage)
+    add(lake, 3)
+    (old,) = lake.files()
+    lake.replace("compact", [old], rows_of(lake, [1, 2, 3]))
+    orphan = rows_of(lake, [9])  # as a killed task leaves it
+    assert lake.tidy(86_400) == 0
+    assert lake.replaced() == 1
+    assert lake.tidy(0) == 2
+    left = Store(storage).fs.get_file_info(Store(storage).place(orphan[0].path))
+    assert left.type.name == "NotFound"
+    assert ids_in(Lake(storage)) == [1, 2, 3]
+    assert Lake(storage).last_id == 3
+
+
+def test_a_reader_that_began_before_keeps_its_files(path: Path) -> None:
     lake = Lake(path)
-    live = add(3).files[0].path
-    abandoned, fresh = lake.attempt(3, 6), lake.attempt(3, 7)
-    for attempt in (abandoned, fresh):
-        (attempt / "_temporary" / "0").mkdir(parents=True)
-    for found in [abandoned, *abandoned.rglob("*")]:
-        os.utime(found, (time.time() - 100,) * 2)
-    (path / "data" / "notes of somebody").mkdir()
-    assert lake.sweep(50) == 1
-    assert not abandoned.exists()
-    assert (
-        fresh.exists() and (path / live).exists() and (path / "data" / "notes of somebody").exists()
-    )
-    assert lake.sweep(0) == 1
-    assert (path / live).exists() and not fresh.exists()
+    add(lake, 3)
+    reader = Lake(path)
+    lake.replace("compact", lake.files(), rows_of(lake, [1, 2, 3]))
+    lake.tidy(86_400)
+    assert ids_in(reader) == [1, 2, 3]
 
 
-def test_replaced_files_go_after_the_grace(path: Path, add: Add) -> None:
-    old = path / add(3).files[0].path
-    add(3, kind="compact", lo=0, hi=3, removes=[str(old.relative_to(path))])
-    assert Lake(path).sweep(100) == 0
-    assert old.exists()
-    assert Lake(path).sweep(0) == 1
-    assert not old.exists()
-    assert len(Lake(path).paths()) == 1
+def test_drafts_of_killed_commits_go(path: Path) -> None:
+    lake = Lake(path)
+    add(lake, 1)
+    draft = path / "_delta_log" / f"{9:020d}.json#1"
+    draft.write_text("{}")
+    lake.tidy(60)
+    assert draft.exists()
+    os.utime(draft, (time.time() - 100,) * 2)
+    lake.tidy(60)
+    assert not draft.exists()
+
+
+@pytest.mark.long
+def test_two_thousand_commits_lose_and_double_nothing(storage: Storage) -> None:
+    lake = Lake(storage)
+    lake.create()
+    store = Store(lake.storage)
+    for number in range(2_000):
+        ids = (number * 2, number * 2 + 2)
+        lake.append(list(write_rows(store, [batch_of([ids[0] + 1, ids[1]])], f"f{number}")), ids)
+        if number % 400 == 399:
+            small = [file for file in lake.files() if file.rows == 2]
+            lake.replace("compact", small, rows_of(lake, range(small[0].lowest, ids[1] + 1)))
+            lake.tidy(86_400)
+    again = Lake(storage)
+    assert (again.last_id, ids_in(again)) == (4_000, list(range(1, 4_001)))
+    assert again.version >= 2_000

@@ -17,7 +17,7 @@ from django_delayq.core.conf import get_settings
 from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.job_errors import Refused
-from django_delayq.pipeline.params import Database, ExportOptions, Params, Redis, Secret
+from django_delayq.pipeline.params import Database, ExportOptions, Params, Redis, Secret, Storage
 from tests.pipeline.outside import plain_environment
 
 DATABASE = Database(engine="django.db.backends.postgresql", name="shop", table="t")
@@ -64,7 +64,7 @@ def test_what_is_written_is_read() -> None:
     params = Params(
         database=DATABASE,
         redis=Redis(Secret("env:R"), {"PREFIX": "shop"}),
-        lake="/l",
+        lake=Storage("/l"),
         job={"batch": 7},
     )
     assert Params.decode(params.encode()) == params

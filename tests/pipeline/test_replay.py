@@ -17,8 +17,7 @@ from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.lake.reader import read_lake
-from django_delayq.pipeline.params import ParameterSpec, Params, TaskSpec
+from django_delayq.pipeline.params import ParameterSpec, Params, Storage, TaskSpec
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -312,7 +311,7 @@ def test_what_does_not_fit_is_refused_at_the_start(
 ) -> None:
     dead()
     with pytest.raises(Refused, match=words):
-        job(params={"lake": ""}, **options)
+        job(params={"lake": Storage()}, **options)
     assert (live(crowd), marks()) == ({}, {})
 
 
@@ -341,9 +340,6 @@ def test_the_lake_is_asked_for_content_and_sql_for_what_became_of_it(
     run("export", spark, parameters(job={"settle": 0}))
     pruned.delete()
     ArchivedMessage.objects.filter(pk=closed.pk).update(discarded_at=django_timezone.now())
-    # As when a row is in two files.
-    twice = lambda *a, **k: (found := read_lake(*a, **k)).union(found)  # noqa: E731
-    monkeypatch.setattr(replay, "read_lake", twice)
     report = job(
         source="lake", params={"since": "2026-01-05T09:00:00Z", "until": "2026-01-05T11:00:00Z"}
     )

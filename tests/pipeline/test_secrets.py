@@ -14,6 +14,7 @@ import pytest
 from django.db import connection
 
 from django_delayq.pipeline.jobs import JOBS
+from django_delayq.pipeline.params import Storage
 from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -96,7 +97,7 @@ def test_no_secret_is_in_plans_logs_event_logs_checkpoints_manifests_reports_or_
     outside.require_java()
     make_rows(50, state="dead")
     record.using(delay=60).enqueue(1)
-    given = {"redis_secret": "env:CANARY_REDIS", "lake": str(tmp_path / "lake")}
+    given = {"redis_secret": "env:CANARY_REDIS", "lake": Storage(str(tmp_path / "lake"))}
     if (
         connection.vendor != "mysql"
     ):  # the server of the tests has no password, and MariaDB refuses one then

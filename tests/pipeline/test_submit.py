@@ -1,4 +1,5 @@
-"""spark-submit to a standalone master with a worker: what a team that has a cluster does."""
+"""spark-submit to a standalone master with two workers: what a team that has a cluster does. The
+executors have neither our package nor deltalake."""
 
 from __future__ import annotations
 
@@ -6,15 +7,18 @@ import json
 import re
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from django_delayq.models import TopicHour
+from django_delayq.pipeline.params import Secret, Storage
 from tests.databases.processes import Child
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -28,7 +32,7 @@ pytestmark = [
 
 
 class Cluster:
-    """A master and a worker with two cores, on this machine."""
+    """A master and two workers with a core each, on this machine."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -81,7 +85,8 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
     cluster = Cluster(
         tmp_path,
         {
-            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(outside.python_without_us(tmp_path)),
+            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(_without_deltalake(tmp_path)),
+            "PYSPARK_DRIVER_PYTHON": str(outside.python_without_us(tmp_path)), "KEY_OF_TEST": "hidden",
             "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"), **outside.QUICK_JAVA,
         },
     )  # fmt: skip
@@ -89,10 +94,10 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
         master = cluster.start("Master", "--port", str(cluster.port))
         stack.callback(master.end, 9)
         _wait_for(cluster.port)
-        worker = cluster.start(
-            "Worker", "--cores", "2", "--memory", "1g", "--work-dir", f"{tmp_path}/w", cluster.url
-        )
-        stack.callback(worker.end, 9)
+        for number in range(2):
+            folder = f"{tmp_path}/w{number}"
+            size = ("--cores", "1", "--memory", "1g", "--work-dir", folder)
+            stack.callback(cluster.start("Worker", *size, cluster.url).end, 9)
         yield cluster
 
 
@@ -106,20 +111,60 @@ def _wait_for(port: int) -> None:
     raise TimeoutError("Spark's master does not listen")
 
 
+def _without_deltalake(folder: Path) -> Path:
+    """A Python for executors."""
+    blocked = folder / "blocked"
+    blocked.mkdir()
+    (blocked / "deltalake.py").write_text('raise ImportError("executors have no deltalake")')
+    inner = outside.python_without_us(folder)
+    path = folder / "python-of-executors"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{blocked}:$PYTHONPATH" exec {inner} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def _kill_an_executor(folder: Path) -> None:
+    """As soon as there is one with a Python worker."""
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        for one in psutil.process_iter(["cmdline"]):
+            words = one.info["cmdline"] or []
+            ours = any(str(folder) in word for word in words)
+            if ours and "org.apache.spark.executor.CoarseGrainedExecutorBackend" in words:
+                with suppress(psutil.NoSuchProcess):
+                    if one.children(recursive=True):
+                        one.kill()
+                        return
+        time.sleep(0.05)
+
+
 @pytest.mark.long
-def test_export_and_stats_through_spark_submit(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["path", "s3"])
+def test_jobs_through_spark_submit_with_an_executor_killed(
+    cluster: Cluster, tmp_path: Path, bucket: dict[str, str], where: str
+) -> None:
     make_rows(2_000)
     archive, script = str(outside.pack(tmp_path)), tmp_path / "delayq_job.py"
     docs = (outside.ROOT / "docs" / "pipeline" / "cluster.md").read_text()
     script.write_text("".join(re.findall(r"^# delayq_job.py\n(.+?)^```", docs, re.M | re.S)))
-    given = {"redis_secret": "env:REDIS_OF_TEST", "lake": str(tmp_path / "lake")}
+    storage = Storage(str(tmp_path / "lake"))
+    if where == "s3":
+        secrets = {"AWS_SECRET_ACCESS_KEY": Secret("env:KEY_OF_TEST")}
+        storage = Storage(f"s3://shop/{tmp_path.name}", bucket, secrets)
+    given = {"redis_secret": "env:REDIS_OF_TEST", "lake": storage}
+    killer = threading.Thread(target=_kill_an_executor, args=(tmp_path,), daemon=True)
+    killer.start()
     said = {}
-    for name, job in (("export", {"settle": 0.0}), ("stats", {})):
+    for name, job in (("export", {"settle": 0.0}), ("stats", {}), ("audit", {"pause": 0.0})):
         params = outside.write_params(tmp_path / f"{name}.json", job=job, **given)
         ended = cluster.submit(
-            "--py-files", archive, str(script), name, "--params", params, "--json"
-        )
+            "--conf", "spark.speculation=true", "--py-files", archive, str(script), name,
+            "--params", params, "--json",
+        )  # fmt: skip
         assert ended.code == 0, ended.err[-5000:]
         said[name] = json.loads(ended.out)
-    assert said["export"]["figures"]["rows"] == 2_000
+        assert "hidden" not in ended.commands + ended.err + Path(params).read_text()
+        assert len(ended.err.splitlines()) < 100, "the log is quiet"
+    assert not killer.is_alive(), "an executor was killed"
+    assert said["export"]["figures"]["rows"] == said["audit"]["figures"]["rows_compared"] == 2_000
     assert sum(TopicHour.objects.values_list("messages", flat=True)) == 2_000

@@ -6,7 +6,7 @@ they go as a whole. Begin with --dry-run: it counts, and names some of each plac
 run it again to go on.
 
   python manage.py delayq erase --argument customer_id=42 --dry-run
-  python manage.py delayq erase --argument order.email=anna@example.org --lake /mnt/lake --yes
+  python manage.py delayq erase --argument order.email=anna@example.org --lake s3://shop/lake --yes
   python manage.py delayq erase --key-prefix customer:42: --reason "request 17"
 
 Exit codes: 0 all is erased, 1 something is left (or an error): run it again later; 2 wrong options,
@@ -15,7 +15,6 @@ Exit codes: 0 all is erased, 1 something is left (or an error): run it again lat
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
@@ -25,7 +24,16 @@ from django.core.management.base import CommandError
 from ...archive.erasure import Person
 from ...operators.erase import WAIT, EraseLake, erase
 from ...worker.process.runner import ExitCode
-from ..cli import DURATIONS, Answer, Verb, add_record, name_and_value, parse_duration
+from ..cli import (
+    DURATIONS,
+    Answer,
+    Verb,
+    add_lake,
+    add_record,
+    name_and_value,
+    parse_duration,
+    storage_of,
+)
 
 
 class Command(Verb):
@@ -48,12 +56,7 @@ class Command(Verb):
         parser.add_argument(
             "--delete", action="store_true", help="delete the rows (default: redact them)"
         )
-        parser.add_argument(
-            "--lake",
-            default=os.environ.get("DELAYQ_LAKE", ""),
-            metavar="FOLDER",
-            help="erase in this lake too (default: $DELAYQ_LAKE)",
-        )
+        add_lake(parser)
         parser.add_argument(
             "--wait",
             type=parse_duration,
@@ -76,7 +79,7 @@ class Command(Verb):
             task=options["task"],
             topic=options["topic"],
         )
-        lake = _lake(options["lake"]) if options["lake"] else None
+        lake = _lake(options) if options["lake"] else None
         if not (options["dry_run"] or options["yes"]):
             self._confirm()
         done = erase(
@@ -127,8 +130,8 @@ class Command(Verb):
             )
 
 
-def _lake(folder: str) -> EraseLake:
-    """Raises CommandError without the extra `spark`, which brings pyarrow."""
+def _lake(options: dict[str, Any]) -> EraseLake:
+    """Raises CommandError without the extra `spark`, which brings deltalake and pyarrow."""
     try:
         from ...pipeline.lake.lake_erasure import LakeErasure
     except ImportError as error:
@@ -136,4 +139,4 @@ def _lake(folder: str) -> EraseLake:
             f"A lake needs the extra: pip install django-delayq[spark]. {error}.",
             returncode=ExitCode.CONFIGURATION,
         ) from None
-    return LakeErasure(folder)
+    return LakeErasure(storage_of(options))

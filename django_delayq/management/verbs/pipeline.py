@@ -3,8 +3,8 @@
 Needs the extra `spark` and Java 17. Ctrl-C ends a job safely: run it again to go on. `delayq
 pipeline JOB --help` says what a job does and takes.
 
-  python manage.py delayq pipeline export --lake /data/lake
-  python manage.py delayq pipeline stats --lake /data/lake --since 7d
+  python manage.py delayq pipeline export --lake s3://shop/lake
+  python manage.py delayq pipeline stats --lake s3://shop/lake --since 7d
 
 Exit codes: 0 done, 1 failed, 2 refused, 3 the audit found differences or the
 check a broken limit, 130 Ctrl-C.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import re
 import signal
 import sys
@@ -50,10 +49,13 @@ from ..cli import (
     HelpFormatter,
     Reporter,
     Verb,
+    absolute,
+    add_lake,
     filled,
     name_and_value,
     parse_duration,
     parse_instant,
+    storage_of,
     user_of_shell,
 )
 
@@ -105,11 +107,13 @@ class Command(Verb):
         self, job: Job, options: dict[str, Any], elsewhere: bool
     ) -> AbstractContextManager[Params]:
         """The parameters of the job. `elsewhere`: for executors on other machines."""
+        given = params_of(job, options)
         return params_from_django.parameters(
             database_secret=options["database_secret"],
             redis_secret=options["redis_secret"],
             elsewhere=elsewhere,
-            **params_of(job, options),
+            needs_redis=msgspec.convert(given["job"], job.options).needs_redis(),
+            **given,
         )
 
     def _write_params(self, job: Job, options: dict[str, Any]) -> None:
@@ -162,13 +166,7 @@ def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
     parser.set_defaults(by=user_of_shell())
     takes = job.options.takes
     if "lake" in takes:
-        parser.add_argument(
-            "--lake",
-            default=os.environ.get("DELAYQ_LAKE", ""),
-            type=_absolute,
-            metavar="FOLDER",
-            help="Directory of the lake. (default: $DELAYQ_LAKE)",
-        )
+        add_lake(parser)
     if "since" in takes:
         parser.add_argument(
             "--since",
@@ -181,9 +179,10 @@ def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
         )
     if "topic" in takes:
         parser.add_argument("--topic", type=filled, help="Only this topic.")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="Say what would be done; change nothing."
-    )
+    if "dry_run" in takes:
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Say what would be done; change nothing."
+        )
 
 
 def _add_common(parser: ArgumentParser) -> None:
@@ -220,17 +219,17 @@ def params_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in names if given.get(name) is not None}
     options |= {name: dict(pairs) for name, pairs in options.items() if isinstance(pairs, list)}
     if options.get("format") in ("parquet", "csv", "json"):
-        options["source"] = _absolute(options["source"])
+        options["source"] = absolute(options["source"])
     if "task" in names or "tasks" in names:
         from ...pipeline.bulk_load.task_specs import all_specs, spec_of
 
         specs = {"task": spec_of(options["task"])} if "task" in names else {"tasks": all_specs()}
         options |= msgspec.to_builtins(specs)
     params = {
-        name: given[name]
-        for name in ("lake", "since", "until", "topic", "dry_run")
-        if given.get(name)
+        name: given[name] for name in ("since", "until", "topic", "dry_run") if given.get(name)
     }
+    if given.get("lake"):
+        params["lake"] = storage_of(given)
     return {"job": options, **params}
 
 
@@ -273,7 +272,7 @@ def _reader(field: FieldInfo, metavar: str) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         value: Any = text
         if metavar == "FOLDER":
-            return _absolute(text)
+            return absolute(text)
         if metavar == "DURATION":
             value = parse_duration(text).total_seconds()
             value = round(value * 1000) if field.name.endswith("_ms") else value
@@ -294,12 +293,6 @@ def _share(text: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?%", text):
         raise ArgumentTypeError(f"{text!r} is not a share: use 1% or 0.5%")
     return float(text[:-1]) / 100
-
-
-def _absolute(path: str) -> str:
-    """The path for Spark, wherever it runs. A path with a scheme stays as it is."""
-    has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path)
-    return path if has_scheme or not path else os.path.abspath(path)
 
 
 def _utc(text: str) -> str:

@@ -7,5 +7,5 @@ from __future__ import annotations
 
 __all__ = [
     "audit", "audit_frames", "audit_lake", "audit_repair", "audit_result", "confirm", "diagnosis",
-    "doctor", "findings", "restore", "suspicion",
+    "doctor", "findings", "suspicion",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from functools import reduce
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,26 +23,29 @@ from ...store import get_store
 from .. import schemas
 from ..job_errors import LakeConflict, LakeError
 from ..lake.lake import Lake
+from ..lake.lake_source import read_lake
 from ..lake.ledger import Ledger
-from ..lake.reader import read_lake
 from ..params import AuditOptions, Params, Report, Tell
 from ..sources.archive_source import read_archive
 from ..sources.outbox_source import read_outbox
 from ..sources.queue_source import read_queue
 from . import audit_frames as frames
-from . import audit_lake
+from .audit_lake import AuditedLake
 from .audit_repair import AuditRepair, recorded
 from .audit_result import AuditResult
 from .confirm import confirmed, wait
 from .diagnosis import diagnosed
-from .findings import OF_THE_LAKE, Finding, FindingKind
+from .findings import EXPORTED_AGAIN, OF_THE_LAKE, Finding, FindingKind
+
+#: The columns of the archive and the lake that tell which messages have ended.
+_ENDED = ("id", "message_id", "enqueued_at")
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     """Find candidates, check them again, and repair them when the options say so.
 
     The code is DIFFERENT when there were differences, also when all are repaired: the next audit is
-    clean then. Raises Refused, and LakeError when the lake is not as its commits say.
+    clean then. Raises Refused, and LakeError when the lake is not as its log says.
     """
     return _Audit(spark, params, params.options(AuditOptions), tell).run()
 
@@ -55,8 +59,14 @@ class _Audit:
         self.spark, self.params, self.options, self.tell = spark, params, options, tell
         self.kept: list[DataFrame] = []
         self.report = Report(job="audit")
+        self.of_period = bool(params.since or params.until)
+        """Whether only the archive and the lake are compared."""
         self.ledger = Ledger(Lake(params.lake)) if params.lake else None
-        self.batches: Sequence[audit_lake.AuditedBatch] = ()
+        self.lake: AuditedLake | None = None
+        if self.ledger:
+            self.lake = AuditedLake(
+                spark, params.database, self.ledger, params.period(), options.most
+            )
 
     def run(self) -> Report:
         """All steps."""
@@ -70,17 +80,31 @@ class _Audit:
                 frame.unpersist()
         result = AuditResult(counts, findings, repaired, self.options.most, self.options.repair)
         result.add_to(self.report)
-        if not self.params.topic:
+        if not (self.params.topic or self.of_period):
             result.note()
         self.report.figures["seconds"] = round(time.monotonic() - begun, 3)
         return self.report
 
     def _candidates(self) -> tuple[list[Finding], dict[FindingKind, int]]:
         """At most `most` of each kind, and how many there are of each."""
-        topics = [self.params.topic] if self.params.topic else []
         if self.ledger:
-            commits = self.ledger.catch_up() if self.options.repair else self.ledger.check()
-            self.batches = audit_lake.batches_of(self.ledger, commits)
+            if self.options.repair:
+                self.ledger.catch_up()
+            else:
+                self.ledger.check()
+        found, counts = ([], {}) if self.of_period else self._of_messages()
+        if self.lake:
+            found = found + self.lake.compare()
+            counts = counts | self.lake.counts()
+            compared = self.lake.found
+            self.report.figures["rows_compared"] = compared.rows.total()
+            if days := compared.days():
+                self.report.figures["days_that_differ"] = [str(day) for day in days]
+        return found, counts
+
+    def _of_messages(self) -> tuple[list[Finding], dict[FindingKind, int]]:
+        """Of Redis, the outbox and what has ended."""
+        topics = [self.params.topic] if self.params.topic else []
         before = newest_id()
         outbox = read_outbox(self.spark, self.params.database)
         if topics:
@@ -88,13 +112,16 @@ class _Audit:
         outbox = self._keep("rows of the outbox", frames.promises(outbox))
         queue = read_queue(self.spark, self.params.redis, topics)
         queue = self._keep("places in Redis", frames.places(queue))
-        archive = self._keep("rows of the archive", self._of_archive([(0, newest_id())]))
-        lake = self.spark.createDataFrame([], from_arrow_schema(schemas.ARCHIVE))
+        archived = read_archive(self.spark, self.params.database, (0, newest_id()), _ENDED)
+        archive = self._keep("rows of the archive", frames.rows(archived))
         if self.ledger:
-            lake = read_lake(self.spark, self.ledger.lake)
-        self.lake = self._keep("rows of the lake", self._hashed(lake))
-        ended = frames.lives(archive, self.lake)
-        past = frames.lives(archive.where(F.col("row") <= before), self.lake)
+            in_lake = read_lake(self.spark, self.ledger.lake, _ENDED)
+        else:
+            schema = from_arrow_schema(schemas.chosen(schemas.ARCHIVE, _ENDED))
+            in_lake = self.spark.createDataFrame([], schema)
+        lake = self._keep("rows of the lake", frames.rows(in_lake))
+        ended = frames.lives(archive, lake)
+        past = frames.lives(archive.where(F.col("row") <= before), lake)
         store = get_store()
         store.partitions.forget()
         used = sorted({*store.topics.names(), *store.client.settings.topics})
@@ -107,17 +134,22 @@ class _Audit:
             frames.unclosed(outbox, past),
             frames.lost(outbox, queue, ended),
             frames.live_again(queue, past),
-            frames.twice(archive, self.lake),
         ]
-        found, counts = audit_lake.collected(
-            reduce(DataFrame.unionByName, candidates), self.options.most
-        )
-        if self.ledger and self.batches:
-            of_lake, more = audit_lake.compared(
-                archive, self.lake, self.batches, self.options.most, self.ledger
-            )
-            return found + of_lake, counts | more
-        return found, counts
+        return self._collected(reduce(DataFrame.unionByName, candidates))
+
+    def _collected(self, found: DataFrame) -> tuple[list[Finding], dict[FindingKind, int]]:
+        """At most `most` findings of each kind, and how many there are."""
+        found, most = found.persist(), self.options.most
+        self.kept.append(found)
+        counts = {
+            FindingKind(row["kind"]): row["count"]
+            for row in found.groupBy("kind").count().collect()
+        }
+        parts = [found]
+        if max(counts.values(), default=0) > most:
+            parts = [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
+        rows = [row.asDict() for part in parts for row in part.collect()]
+        return msgspec.convert(rows, list[Finding]), counts
 
     def _keep(self, name: str, frame: DataFrame) -> DataFrame:
         """Read now, and once: later steps see what was there when its turn had come."""
@@ -128,40 +160,17 @@ class _Audit:
         self.tell(f"{count:,} {name}")
         return frame
 
-    def _of_archive(self, ranges: Sequence[tuple[int, int]]) -> DataFrame:
-        archive = (read_archive(self.spark, self.params.database, ids) for ids in ranges)
-        return self._hashed(reduce(DataFrame.unionByName, archive))
-
-    def _hashed(self, rows: DataFrame) -> DataFrame:
-        return frames.batched(frames.hashed_rows(rows), [batch.hi for batch in self.batches])
-
     def _confirmed(self, candidates: Sequence[Finding]) -> list[Finding]:
         """Those that are still there after a pause."""
         self.tell(f"{len(candidates):,} candidates; checking again in {self.options.pause:g} s")
         wait(self.options.pause)
+        of_lake = [finding for finding in candidates if finding.kind in OF_THE_LAKE]
         findings = confirmed(
             get_store(), [finding for finding in candidates if finding.kind not in OF_THE_LAKE]
         )
-        findings += [finding for finding in candidates if finding.kind == FindingKind.TWICE]
-        of_rows = [
-            finding
-            for finding in candidates
-            if finding.kind in OF_THE_LAKE and finding.kind != FindingKind.TWICE
-        ]
-        if of_rows and self.ledger:
-            # SQL once more, where it differed; the lake's files do not change.
-            numbers = {finding.batch for finding in of_rows}
-            commits = self.ledger.lake.commits()
-            batches = [
-                batch
-                for batch in audit_lake.batches_of(self.ledger, commits)
-                if batch.number in numbers
-            ]
-            archive = self._of_archive([(batch.lo, batch.hi) for batch in batches]).persist()
-            self.kept.append(archive)
-            lake = self.lake.where(F.col("batch").isin([batch.number for batch in batches]))
-            again, _ = audit_lake.compared(archive, lake, batches, self.options.most, self.ledger)
-            findings += [finding for finding in of_rows if finding in set(again)]
+        if of_lake and self.lake:
+            again = set(self.lake.compare(of_lake))
+            findings += [finding for finding in of_lake if finding in again]
         return findings
 
     def _repaired(self, findings: Sequence[Finding]) -> list[Finding]:
@@ -169,15 +178,11 @@ class _Audit:
         repaired = AuditRepair(get_store(), by).run(
             [finding for finding in findings if finding.kind not in OF_THE_LAKE]
         )
-        of_lake = [finding for finding in findings if finding.kind in OF_THE_LAKE]
-        if of_lake and self.ledger:
-            repair = audit_lake.LakeRepair(
-                self.spark, self.params.database, self.ledger, self.batches
-            )
+        again = [finding for finding in findings if finding.kind in EXPORTED_AGAIN]
+        if again and self.lake:
             try:
-                repaired += recorded(
-                    of_lake, audit_lake.REPAIR, by, lambda group: repair.run(group, self.lake)
-                )
+                text = FindingKind.LATE_ROW.repair
+                repaired += recorded(again, text, by, self.lake.repair)
             except (LakeConflict, LakeError) as error:
                 self.report.problems.append(f"The lake was not repaired: {error}")
         return repaired

@@ -5,14 +5,9 @@ Pure. The findings are candidates: the frames were read one after the other, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
-
-from pyspark.ml.feature import Bucketizer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-from .. import schemas
 from .findings import FindingKind
 
 LANES = ("high", "normal", "low")
@@ -44,34 +39,15 @@ def promises(outbox: DataFrame) -> DataFrame:
     return outbox.select("message_id", F.col("enqueued_at_us").alias("stamp"), "topic", "status")
 
 
-def hashed_rows(archive: DataFrame) -> DataFrame:
-    """Of the archive, or of the lake: row (its id), message_id, stamp, topic, finished_at, and
-    content, a hash of all columns."""
-    return archive.select(
-        F.col("id").alias("row"),
-        "message_id",
-        F.unix_micros("enqueued_at").alias("stamp"),
-        "topic",
-        "finished_at",
-        F.xxhash64(*schemas.ARCHIVE.names).alias("content"),
-    )
-
-
-def batched(frame: DataFrame, highest: Sequence[int]) -> DataFrame:
-    """Rows with the number of their batch of the lake, from 0; null above the last one.
-
-    `highest`: the biggest id of each batch, which begins after that of the one before.
-    """
-    if not highest:
-        return frame.withColumn("batch", F.lit(None).cast("int"))
-    splits = [float("-inf"), *(hi + 1.0 for hi in highest), float("inf")]
-    numbered = Bucketizer(splits=splits, inputCol="row", outputCol="number").transform(frame)
-    batch = F.when(F.col("row") <= highest[-1], F.col("number").cast("int"))
-    return numbered.withColumn("batch", batch).drop("number")
+def rows(archive: DataFrame) -> DataFrame:
+    """Of the archive, or of the lake: row (its id), message_id, stamp."""
+    stamp = F.unix_micros("enqueued_at").alias("stamp")
+    return archive.select(F.col("id").alias("row"), "message_id", stamp)
 
 
 def lives(archive: DataFrame, lake: DataFrame) -> DataFrame:
-    """message_id, stamp, and whether it is only the lake that knows of this end."""
+    """message_id, stamp, and whether it is only the lake that knows of this end. Both: see
+    rows()."""
     both = archive.select(*LIFE, F.lit(False).alias("lake")).unionByName(
         lake.select(*LIFE, F.lit(True).alias("lake"))
     )
@@ -149,97 +125,9 @@ def live_again(queue: DataFrame, ended: DataFrame) -> DataFrame:
     return as_findings(waits.join(ended, LIFE), FindingKind.LIVE_AGAIN)
 
 
-# Archive and lake
-
-
-def twice(archive: DataFrame, lake: DataFrame) -> DataFrame:
-    """Lives with two rows: in SQL, in the lake, or one in each under different ids."""
-    both = archive.select(
-        *LIFE, "row", "topic", F.lit(1).alias("sql"), F.lit(0).alias("lakes")
-    ).unionByName(
-        lake.select(*LIFE, "row", "topic", F.lit(0).alias("sql"), F.lit(1).alias("lakes"))
-    )
-    counted = both.groupBy(*LIFE).agg(
-        F.sum("sql").alias("sql"),
-        F.sum("lakes").alias("lakes"),
-        F.min("row").alias("row"),
-        F.max("row").alias("last"),
-        F.first("topic").alias("topic"),
-    )
-    several = (F.col("sql") > 1) | (F.col("lakes") > 1) | (F.col("row") != F.col("last"))
-    found = counted.where(several).withColumn("lake", F.col("lakes") > 1)
-    return as_findings(found, FindingKind.TWICE)
-
-
-def sums(frame: DataFrame) -> DataFrame:
-    """Per batch: how many rows, and the sum of their hashes as in batches.signature()."""
-    total = F.sum(F.col("content").cast("decimal(38,0)")).cast("string")
-    counted = F.count(F.lit(1)).alias("rows")
-    return (
-        frame.where(F.col("batch").isNotNull())
-        .groupBy("batch")
-        .agg(counted, total.alias("signature"))
-    )
-
-
-def differing(
-    archive: DataFrame,
-    lake: DataFrame,
-    batches: Sequence[int],
-    whole: Sequence[int],
-    pruned_before: datetime | None,
-) -> DataFrame:
-    """Rows of these batches that are not the same in SQL and in the lake.
-
-    `whole`: those of the batches that no export has pruned: SQL has to have all of their rows, but
-    for what finished before `pruned_before`, and what it has under another id.
-    """
-    ours = archive.where(F.col("batch").isin(*batches))
-    theirs = lake.where(F.col("batch").isin(*batches))
-    life = F.struct(*LIFE)
-    there = theirs.select("row", F.col("content").alias("other"), life.alias("of"))
-    kind = (
-        F.when(F.col("other").isNull(), FindingKind.LATE_ROW.value)
-        .when(F.col("of") != life, FindingKind.ANOTHER_LIFE.value)
-        .when(F.col("other") != F.col("content"), FindingKind.CHANGED_ROW.value)
-    )
-    differ = ours.join(there, "row", "left").withColumn("kind", kind)
-    gone = theirs.where(F.col("batch").isin(*whole))
-    if pruned_before is not None:
-        gone = gone.where(F.col("finished_at") >= F.lit(pruned_before))
-    gone = gone.join(ours.select("row"), "row", "left_anti").join(
-        archive.select(*LIFE), LIFE, "left_anti"
-    )
-    # Distinct, because a row of the lake may be there twice.
-    return as_findings(differ).unionByName(as_findings(gone, FindingKind.LOST_ROW)).distinct()
-
-
-def surplus(found: DataFrame, vouched: Sequence[int]) -> DataFrame:
-    """The findings again. In the `vouched` batches SQL holds exactly what the commit says: a row
-    that SQL lacks there is a row too many in the lake."""
-    wrong = (F.col("kind") == FindingKind.LOST_ROW.value) & F.col("batch").isin(*vouched)
-    return found.withColumn(
-        "kind", F.when(wrong, FindingKind.SURPLUS_ROW.value).otherwise(F.col("kind"))
-    )
-
-
-def archive_over_lake(archive: DataFrame, lake: DataFrame) -> DataFrame:
-    """One row per id, in one pass over SQL: as SQL has it, else as the lake has it. A row that is
-    of another life in the lake stays as it is there. Both: with the columns of the archive, in
-    their order."""
-    ours = archive.select("id", F.struct(*archive.columns).alias("ours"))
-    theirs = lake.dropDuplicates(["id"]).select("id", F.struct(*archive.columns).alias("theirs"))
-    same = [
-        F.col(f"ours.{name}") == F.col(f"theirs.{name}") for name in ("message_id", "enqueued_at")
-    ]
-    of_sql = F.col("theirs").isNull() | (same[0] & same[1])
-    row = F.when(F.col("ours").isNotNull() & of_sql, F.col("ours")).otherwise(F.col("theirs"))
-    return ours.join(theirs, "id", "full_outer").select(row.alias("row")).select("row.*")
-
-
 _TYPES = {
     "topic": "string", "partition": "int", "message_id": "string", "stamp": "bigint",
-    "row": "bigint", "batch": "int",
+    "row": "bigint",
     "lake": "boolean",
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from ...store.entries import Entry
 from ...store.keys import Partition, partition_of
 from ...store.store import RedisStore
 from .confirm import by_partition, lives_of, outbox_rows
-from .findings import OF_ROWS, Finding, FindingKind
+from .findings import OF_THE_LAKE, Finding, FindingKind
 
 ACTION = "audit repair"
 Done = list[bool]
@@ -167,7 +167,7 @@ def recorded(
     """Repair, with a record of each. It is there before anything changes, and is deleted when
     nothing was changed."""
     text = repair_text[0].upper() + repair_text[1:] + "."
-    # What it was about, as the page of the message looks for it; an altered batch has no message.
+    # What it was about, as the page of the message looks for it.
     records = [
         OperatorAction.new(
             ACTION,
@@ -176,7 +176,7 @@ def recorded(
             selection=finding.kind.value,
             **(
                 {"archived_id": finding.row}
-                if finding.kind in OF_ROWS
+                if finding.kind in OF_THE_LAKE
                 else {"topic": finding.topic, "message_id": finding.message_id or None}
             ),
         )

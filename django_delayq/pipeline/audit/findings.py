@@ -16,7 +16,7 @@ class FindingKind(str, Enum):
     another. They are repaired in this order: what has ended is out of the way first."""
 
     repair: str
-    """What a repair has done, for the record of it; empty: see audit_lake.py."""
+    """What a repair has done, for the record of it; empty: there is none."""
     damage: Damage | None
     """Its name in Redis, which checks and mends it."""
 
@@ -72,39 +72,32 @@ class FindingKind(str, Enum):
     """An end that is remembered although it is archived."""
     LOST = "lost", "it was sent again under its stamp"
     """A row of the outbox that was sent and is nowhere: neither live, nor ended, nor archived."""
-    TWICE = "archived twice"
-    """A life with two rows, in SQL or in the lake."""
-    LATE_ROW = "late row"
+    LATE_ROW = "late row", "it was exported again"
     """A row of SQL that its batch of the lake lacks."""
-    CHANGED_ROW = "changed row"
+    CHANGED_ROW = "changed row", "it was exported again"
     """A row that differs between SQL and the lake."""
     ANOTHER_LIFE = "another life"
     """A row of one message in SQL and of another one in the lake: nobody can say which is
     right."""
     LOST_ROW = "lost row"
     """A row of the lake that SQL lacks, though nobody has pruned it."""
-    SURPLUS_ROW = "surplus row"
-    """A row of the lake that SQL lacks, and that the commit of its batch has not counted."""
-    ALTERED_BATCH = "altered batch"
-    """A batch of the lake that does not hold what its commit says, and that SQL does not hold
-    either."""
 
 
 #: By the names of their damages in Redis.
 KINDS: Mapping[str | None, FindingKind] = {kind.damage: kind for kind in FindingKind}
-#: Those about rows and batches of the lake.
-OF_ROWS = (
+#: Those about rows of the lake.
+OF_THE_LAKE = (
     FindingKind.LATE_ROW,
     FindingKind.CHANGED_ROW,
     FindingKind.ANOTHER_LIFE,
     FindingKind.LOST_ROW,
-    FindingKind.SURPLUS_ROW,
 )
-OF_THE_LAKE = (FindingKind.TWICE, *OF_ROWS, FindingKind.ALTERED_BATCH)
+#: What a repair of the lake is about.
+EXPORTED_AGAIN = (FindingKind.LATE_ROW, FindingKind.CHANGED_ROW)
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One kind, in one message, row or batch."""
+    """One kind, in one message or row."""
 
     kind: FindingKind
     topic: str = ""
@@ -114,8 +107,6 @@ class Finding(msgspec.Struct, frozen=True):
     """enqueued_at in microseconds: with the id it names one life."""
     row: int | None = None
     """Id in the archive."""
-    batch: int | None = None
-    """Number of the lake's batch, from 0."""
     lake: bool = False
     """Whether only the lake knows its end."""
 
@@ -132,9 +123,7 @@ class Finding(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """How the report names it."""
-        if self.kind == FindingKind.ALTERED_BATCH:
-            return f"batch {self.batch}"
-        return str(self.row) if self.kind in OF_ROWS else self.message_id
+        return str(self.row) if self.kind in OF_THE_LAKE else self.message_id
 
     def suspect(self, argument: bytes = b"") -> Suspect:
         """The message as Redis checks and mends it."""

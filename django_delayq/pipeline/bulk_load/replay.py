@@ -21,7 +21,7 @@ from ...store.store import RedisStore
 from .. import schemas
 from ..job_errors import Refused
 from ..lake.lake import Lake
-from ..lake.reader import read_lake
+from ..lake.lake_source import read_lake
 from ..lake.watermark import last_settled_id
 from ..params import Params, ReplayOptions, Report, Tell
 from ..sinks.loader import LoadSpec
@@ -105,10 +105,8 @@ def _read(
         )
     else:
         days = [instant.strftime("%Y-%m-%d") if instant else "" for instant in (since, until)]
-        found = read_lake(spark, Lake(params.lake), since=days[0], until=days[1])
-        found = found.where((F.col("id") > ids[0]) & (F.col("id") <= ids[1]))
-    # A lake may have a row twice, until the audit has mended it.
-    found = finished_between(found.dropDuplicates(["id"]), since, until, params.topic)
+        found = read_lake(spark, Lake(params.lake), since=days[0], until=days[1], ids=ids)
+    found = finished_between(found, since, until, params.topic)
     chosen = replay_frames.selected_letters(found, options.where)
     if options.source == "lake":
         columns = ["id", "state", "replayed_at", "discarded_at"]

@@ -1,5 +1,5 @@
-"""The job export, from the archive to the lake: it plans, writes, verifies and commits batch by
-batch, and can prune them in SQL."""
+"""The job export, from the archive to the lake: it copies and commits batch by batch, compacts what
+is past, and can drop old days and prune the archive."""
 
 from __future__ import annotations
 
@@ -7,44 +7,37 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
-from functools import partial
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 from django.db import close_old_connections
-from django.db.models import Max, Q
-from django.utils.timezone import get_default_timezone, make_aware
+from django.db.models import Max
 from pyspark.sql import SparkSession
 
-from ...archive.selection import newest_id
 from ...core.signal_handlers import handled
-from ...core.times import stored
-from ...models import ArchivedMessage, OperatorAction
-from ..job_errors import Code, LakeConflict, LakeError, Refused
+from ...models import ArchivedMessage, LakeBatch
+from ..job_errors import Code, LakeConflict, LakeError
 from ..lake import batches, compaction, pruning
-from ..lake.lake import Commit, Lake, last_id
-from ..lake.ledger import VERIFIED, WRITTEN, Ledger
+from ..lake.differences import Differences, compare_batches
+from ..lake.files import LakeFile
+from ..lake.lake import Lake
+from ..lake.ledger import Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
 from ..params import Database, ExportOptions, Params, Report, Tell
-from ..sinks import parquet_files
-from ..sources.archive_source import read_archive
+from ..session import parallelism
 from ..sources.ranges import Range
 
-#: Rows after a batch among which the one that was archived first is sought. Several archivers
-#: insert at a time, so it need not be the first row.
-NEXT_ROWS = 1_000
-#: A prune without an end that began longer than this before the last commit was interrupted before
-#: it.
-LONGEST_PRUNE = timedelta(days=1)
+#: Rows of a batch for each task that runs at a time.
+ROWS_OF_TASK = 250_000
 #: Most batches that a report names: with an interval there is no last batch.
 REPORTED_BATCHES = 1_000
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
-    """Export all settled rows, and compact and prune when the options say so. With an interval,
-    repeat it until SIGTERM or Ctrl-C; the batch that runs is finished first.
+    """Export all settled rows, compact, and drop and prune when the options say so. With an
+    interval, repeat it until SIGTERM or Ctrl-C; the batch that runs is finished first.
 
-    Raises Refused, and LakeError when the lake is not as its commits say.
+    Raises Refused, and LakeError when the lake is not as its log says.
     """
     work = _Export(spark, params, tell)
     if params.dry_run:
@@ -63,80 +56,40 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
 
 
 def append(
-    spark: SparkSession,
-    lake: Lake,
-    database: Database,
-    ids: Range,
-    tell: Tell,
-    *,
-    settle: float = 60.0,
-) -> Commit:
-    """Write the rows of the archive with lo < id <= hi to the lake; verify and commit them.
+    spark: SparkSession, ledger: Ledger, database: Database, ids: Range, tell: Tell
+) -> tuple[int, list[LakeFile]]:
+    """Write the rows of the archive with lo < id <= hi to the lake, and commit them. Returns the
+    version of the table that has them, and their files.
 
-    `lo` has to be the last id of the lake. `settle`: as in ExportOptions, for Commit.settled_at.
-    Raises Refused; LakeConflict when another writer was quicker (then nothing of this one counts);
-    and LakeError when the files do not hold the rows of SQL.
+    `lo` has to be the last id of the lake. Raises LakeConflict when another writer was quicker
+    (then nothing of this one counts); and LakeError when the files do not hold the rows of SQL.
     """
-    lo, hi = ids
-    ledger = Ledger(lake)
-    last = last_id(ledger.catch_up())
-    if last != lo:
+    lake = ledger.lake
+    if lake.last_id != ids[0]:
         raise LakeConflict(
-            f"The lake has the rows up to id {last:,}, and this batch begins after {lo:,}."
+            f"The lake has the rows up to id {lake.last_id:,}, and this batch begins after "
+            f"{ids[0]:,}."
         )
-    settled_at = _settled_at(hi, settle)
-    tell(f"copying the rows up to id {hi:,}")
-    attempt = ledger.plan(lo, hi)
-    try:
-        source = batches.copy(spark, database, ids, attempt)
-        ledger.enter(attempt, WRITTEN, rows=source.rows, signature=str(source.signature))
-        written = batches.verified(
-            spark, lake, lambda: batches.source_rows(spark, database, ids), attempt, source
+    ledger.plan(ids)
+    there = _count(ids)
+    tell(f"copying {there:,} rows up to id {ids[1]:,}")
+    files = batches.copy(spark, database, lake.storage, ids, there, tell)
+    rows = sum(file.rows for file in files)
+    # Rows may be pruned or erased meanwhile, and none can come.
+    if rows < (left := _count(ids)) or rows > there:
+        raise LakeError(
+            f"SQL had {there:,} rows with the ids {ids[0] + 1:,} to {ids[1]:,}, and {left:,} after "
+            f"they were copied; the files have {rows:,}. The batch is not committed."
         )
-        digest = written.digest
-        ledger.enter(
-            attempt, VERIFIED, rows=digest.rows, signature=str(digest.signature), problem=""
-        )
-        if digest.rows and not lo < digest.lowest <= digest.highest <= hi:
-            raise LakeError(
-                f"{attempt} has the ids {digest.lowest} to {digest.highest}, outside of {ids}."
-            )
-        if written.files:
-            lake.persist(attempt)
-        commit = lake.add(
-            Commit.of(
-                "append",
-                written,
-                lo=lo,
-                hi=hi,
-                hours=written.hours,
-                settled_at=settled_at.isoformat().replace("+00:00", "Z"),
-                archive=ledger.archive,
-            )
-        )
-        ledger.committed(commit)
-    except LakeConflict:
-        lake.drop(attempt)
-        ledger.catch_up()
-        raise
-    except LakeError as error:
-        ledger.enter(attempt, WRITTEN, problem=str(error))
-        raise
-    tell(f"committed {commit.rows:,} rows up to id {hi:,}")
-    return commit
+    version = lake.append(files, ids)
+    ledger.committed(ids, version, rows)
+    tell(f"committed {rows:,} rows up to id {ids[1]:,}")
+    return version, files
 
 
-def _settled_at(hi: int, settle: float) -> datetime:
-    """All rows that were archived before this instant have an id up to `hi`."""
-    following = ArchivedMessage.objects.filter(pk__gt=hi).order_by("pk")
-    times = [datetime.now(tz=timezone.utc)]
-    for when in following.values_list("archived_at", flat=True)[:NEXT_ROWS]:
-        if when.tzinfo:
-            times.append(when)
-        else:
-            # Without USE_TZ, one database has the clock of the project's zone, another one UTC.
-            times += [when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone())]
-    return min(times) - timedelta(seconds=settle)
+def _count(ids: Range) -> int:
+    rows: int = ArchivedMessage.objects.filter(pk__gt=ids[0], pk__lte=ids[1]).count()
+    return rows
 
 
 class _Export:
@@ -149,7 +102,7 @@ class _Export:
         self.ledger = Ledger(self.lake)
         self.report = Report(
             job="export",
-            figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0, "swept": 0, "seconds": 0.0},
+            figures={"batches": 0, "rows": 0, "bytes": 0, "files": 0, "seconds": 0.0},
         )
         self.ending = threading.Event()
         """When it is set, no further batch is begun."""
@@ -170,67 +123,62 @@ class _Export:
     def export(self) -> None:
         """Make one pass. After an error, the report has what was done until then."""
         begun = time.monotonic()
-        refuse_restored(self.ledger.catch_up())
-        self.report.code, self.report.problems = Code.DONE, unseen_writers()
-        self._add(swept=self.lake.sweep(self.options.grace))
-        parquet_files.tidy(self.lake.data, self.options.grace)
+        self.lake.refresh()
+        self.ledger.catch_up()
+        self.ledger.refuse_restored()
+        self.report.code = Code.DONE
+        self.report.problems = [*unseen_writers(), *self.ledger.other_lakes()]
         settled = last_settled_id(self.options.settle)
-        while not self.ending.is_set() and (ids := self._next(settled)):
-            commit = append(
-                self.spark,
-                self.lake,
-                self.params.database,
-                ids,
-                self.tell,
-                settle=self.options.settle,
-            )
-            row: dict[str, Any] = {
-                "commit": commit.seq,
-                "after_id": ids[0],
-                "up_to_id": ids[1],
-                "rows": commit.rows,
-                "files": len(commit.files),
-                "bytes": sum(file.bytes for file in commit.files),
-                "oldest": commit.oldest,
-                "newest": commit.newest,
-            }
-            self._add(batches=1, rows=row["rows"], files=row["files"], bytes=row["bytes"])
-            self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
+        size = self.options.batch or ROWS_OF_TASK * parallelism(self.spark)
+        while not self.ending.is_set() and (ids := self._next(settled, size)):
+            self.lake.create()
+            done = append(self.spark, self.ledger, self.params.database, ids, self.tell)
+            self._note(ids, *done)
         figures = self.report.figures
         figures["seconds"] = round(figures["seconds"] + time.monotonic() - begun, 3)
         figures |= {"last_id": self.lake.last_id, "settled_id": settled}
         if figures["rows"]:
             figures["rows_per_second"] = round(figures["rows"] / figures["seconds"])
-        if self.options.compact and not self.ending.is_set():
-            now = datetime.now(tz=timezone.utc)
-            self._add(**compaction.compact(self.spark, self.lake, now, self.tell))
+        self._maintain()
         if not self.ending.is_set():
             self._prune(dry_run=False)
 
     def foresee(self) -> Report:
         """Report what export() would do."""
-        commits = self.ledger.check()
-        refuse_restored(commits)
-        self.report.problems = unseen_writers()
+        self.ledger.check()
+        self.ledger.refuse_restored()
+        self.report.problems = [*unseen_writers(), *self.ledger.other_lakes()]
         settled = last_settled_id(self.options.settle)
-        lo = last_id(commits)
-        rows = ArchivedMessage.objects.filter(pk__gt=lo, pk__lte=settled).count()
+        lo = self.lake.last_id
+        rows = _count((lo, settled))
         self.report.figures = {
             "rows": rows,
-            "batches": -(-rows // self.options.batch),
+            "batches": -(-rows // (self.options.batch or ROWS_OF_TASK * parallelism(self.spark))),
             "last_id": lo,
             "settled_id": settled,
-            "to_sweep": len(
-                [*self.lake.abandoned(self.options.grace), *self.lake.replaced(self.options.grace)]
-            ),
         }
         if self.options.compact:
-            small = compaction.small_files(self.lake, datetime.now(tz=timezone.utc))
-            self.report.figures["files_to_compact"] = len(small)
+            small = compaction.groups(self.lake, datetime.now(tz=timezone.utc))
+            self.report.figures["files_to_compact"] = sum(map(len, small))
+        if first := self._first_kept():
+            old = self.lake.files(until=str(first - timedelta(days=1)))
+            self.report.figures["rows_to_drop"] = sum(file.rows for file in old)
         self._prune(dry_run=True)
         return self.report
 
-    def _next(self, settled: int) -> Range | None:
+    def _note(self, ids: Range, version: int, files: Sequence[LakeFile]) -> None:
+        row: dict[str, Any] = {
+            "version": version,
+            "after_id": ids[0],
+            "up_to_id": ids[1],
+            "rows": sum(file.rows for file in files),
+            "files": len(files),
+            "bytes": sum(file.bytes for file in files),
+        }
+        self._add(batches=1, rows=row["rows"], files=row["files"], bytes=row["bytes"])
+        self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
+
+    def _next(self, settled: int, size: int) -> Range | None:
         """The ids of the next batch: of one that was begun before, or else as many rows as the
         options say."""
         lo = self.lake.last_id
@@ -239,17 +187,38 @@ class _Export:
         if begun and begun.hi <= settled and rows.filter(pk__lte=begun.hi).exists():
             return lo, begun.hi
         pks = rows.order_by("pk").values_list("pk", flat=True)
-        full: Sequence[int] = pks[self.options.batch - 1 : self.options.batch]
+        full: Sequence[int] = pks[size - 1 : size]
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
+
+    def _maintain(self) -> None:
+        """Compact, drop old days, and delete what is left over: that once a day, with the first
+        compaction of a new day, because it lists the whole store."""
+        changed = False
+        if self.options.compact and not self.ending.is_set():
+            now = datetime.now(tz=timezone.utc)
+            counts = compaction.compact(self.spark, self.lake, now, self.tell)
+            self._add(**counts)
+            changed = counts["compacted_into"] > 0
+        if first := self._first_kept():
+            dropped = self.lake.retain(first)
+            self._add(dropped_rows=sum(file.rows for file in dropped))
+            changed = changed or bool(dropped)
+        if changed and not self.ending.is_set():
+            self._add(deleted_files=self.lake.tidy(self.options.grace))
+
+    def _first_kept(self) -> date | None:
+        """The first day that `retain` keeps."""
+        if self.options.retain is None:
+            return None
+        return (datetime.now(tz=timezone.utc) - timedelta(seconds=self.options.retain)).date()
 
     def _prune(self, *, dry_run: bool) -> None:
         if self.options.prune is None:
             return
         age = timedelta(seconds=self.options.prune)
-        archive = partial(read_archive, self.spark, self.params.database)
         done = pruning.prune_batches(
-            self.ledger, age, archive, by=self.options.by, dry_run=dry_run, tell=self.tell
+            self.ledger, age, self._compare, by=self.options.by, dry_run=dry_run, tell=self.tell
         )
         self._add(pruned=done.count)
         self.report.figures["kept_dead_letters"] = done.kept
@@ -257,24 +226,9 @@ class _Export:
         if done.problems:
             self.report.code = Code.REFUSED
 
+    def _compare(self, batch: LakeBatch) -> Differences:
+        return compare_batches(self.spark, self.params.database, self.ledger, [batch])
+
     def _add(self, **counts: int) -> None:
         for name, count in counts.items():
             self.report.figures[name] = self.report.figures.get(name, 0) + count
-
-
-def refuse_restored(commits: Sequence[Commit]) -> None:
-    """Raise Refused when the archive ends below the lake although nobody pruned or erased its last
-    rows: the database would give the ids of the lake to other messages."""
-    appended = [commit for commit in commits if commit.kind == "append"]
-    newest = newest_id()
-    if not appended or newest >= appended[-1].hi:
-        return
-    at = datetime.fromtimestamp(appended[-1].at, tz=timezone.utc)
-    going_on = Q(finished_at=None, started_at__gte=stored(at - LONGEST_PRUNE))
-    later = Q(started_at__gte=stored(at)) | Q(finished_at__gte=stored(at)) | going_on
-    if not OperatorAction.objects.filter(later, action__in=("prune", "erase")).exists():
-        raise Refused(
-            f"The archive ends at id {newest:,}, the lake has rows up to {appended[-1].hi:,}, and "
-            f"no prune is on record: the archive was restored from a backup, and may give these "
-            f"ids to other messages. Begin a new lake in an empty directory."
-        )

@@ -1,12 +1,12 @@
-"""The lake: Parquet files, and the commits that say which of them count.
+"""The lake: one open Delta table of messages that have ended.
 
-Stands on sources/ and sinks/. Start with lake.py, which needs no Spark; ledger.py keeps the same
-batches in SQL.
+Stands on sources/. Start with lake.py: it alone knows the package deltalake. files.py, batches.py
+and lake_source.py run on executors; ledger.py keeps in SQL what the table's log forgets.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "batches", "compaction", "lake", "lake_erasure", "ledger", "pruning", "reader", "row_hash",
-    "watermark",
+    "batches", "compaction", "differences", "files", "lake", "lake_erasure", "lake_source",
+    "ledger", "pruning", "watermark",
 ]  # fmt: skip

@@ -1,142 +1,210 @@
-"""Writes rows to the lake, and reads the written files again by Spark. None of them counts before
-it is committed."""
+"""What executors do for a lake: copy rows of the archive to files, rewrite files, and compare SQL
+with the lake. None of the files counts before the driver commits it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.pandas.types import from_arrow_schema
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
 from .. import schemas
-from ..job_errors import LakeError, Refused
-from ..params import Database
-from ..session import configured
-from ..sources.archive_source import read_archive
-from ..sources.ranges import Range, parts_of
-from .lake import Digest, Lake, WrittenFiles
-from .reader import pattern_of, uri_of
+from ..params import Database, Storage, Tell
+from ..session import parallelism, spread
+from ..sources.ranges import ROWS_OF_PART, Range, edges
+from ..sources.table_reader import read_rows
+from ..watching import watched
+from .files import CHUNK, FILES, LakeFile, Store, bits, read_file, write_file, write_rows
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-#: Times as every reader of Parquet knows them, and not in the old 96 bits.
-_MICROSECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
-
-
-def digest_of(frame: DataFrame) -> Digest:
-    """The digest of these rows, in one pass over them."""
-    return _digest(hashed(frame).agg(*signature()).collect()[0].asDict())
-
-
-def hashed(frame: DataFrame) -> DataFrame:
-    """The rows with a hash of their columns, in two halves, for signature(). It is apart from
-    signature() so that compiled code computes it in the pass that writes the rows."""
-    whole = F.xxhash64(*schemas.ARCHIVE.names)
-    low = whole.bitwiseAND(F.lit(2**32 - 1))
-    return frame.withColumns({"hash_high": F.shiftright(whole, 32), "hash_low": low})
-
-
-def signature() -> list[Column]:
-    """The columns of the signature of a hashed() frame: rows, sums of the halves of their hashes,
-    and the first and last id and instant. Two sets of rows with the same signature are taken as
-    equal, in any order and in any files."""
-    return [
-        F.count(F.lit(1)).alias("rows"),
-        F.sum("hash_high").alias("high"),
-        F.sum("hash_low").alias("low"),
-        F.min("id").alias("lowest"),
-        F.max("id").alias("highest"),
-        F.date_format(F.min("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("oldest"),
-        F.date_format(F.max("finished_at"), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'").alias("newest"),
+#: Rows that one task compares; both sides are in its memory.
+COMPARED = 100_000
+#: What a comparison says of the rows of a day: the same on both sides; only in SQL; in both but
+#: different, or twice in the lake; in both, but of different messages; only in the lake.
+SAME, LATE, CHANGED, ANOTHER, GONE = "same", "late", "changed", "another", "gone"
+DIFFERENCES = pa.schema(
+    [
+        ("dt", pa.date32()),
+        ("kind", pa.string()),
+        ("rows", pa.int64()),
+        ("ids", pa.list_(pa.int64())),
     ]
+)
+_DT = pa.date32()
 
 
-def copy(spark: SparkSession, database: Database, ids: Range, attempt: Path) -> Digest:
-    """Write the rows of the archive with lo < id <= hi as files by date, while they are read.
-    Returns the digest of the rows in SQL."""
-    return digest_of(source_rows(spark, database, ids, attempt))
+def new_name(ids: Range) -> str:
+    """How the names of the files of an attempt begin: no other attempt has it."""
+    return f"{ids[0]}-{ids[1]}-{os.urandom(6).hex()}"
 
 
-def source_rows(
-    spark: SparkSession, database: Database, ids: Range, attempt: Path | None = None
-) -> DataFrame:
-    """The rows of the archive with lo < id <= hi, in parts that make files of a good size where
-    there are no gaps between ids. With `attempt` they are written there as files by date while they
-    are read."""
-    return read_archive(spark, database, ids, parts=parts_of(ids), copy=attempt)
+# SQL -> lake
 
 
-def write_files(spark: SparkSession, frame: DataFrame, attempt: Path) -> Digest:
-    """Write rows with the columns of the archive as files by date, sorted within each. Returns the
-    digest of the source.
+def copy(
+    spark: SparkSession, database: Database, storage: Storage, ids: Range, rows: int, tell: Tell
+) -> list[LakeFile]:
+    """Write the (about) `rows` rows of the archive with lo < id <= hi as files, in tasks that each
+    compare what they wrote. Returns the files of the attempts that counted."""
+    least = max(1, rows // ROWS_OF_PART)
+    ranges = edges(database, ids, min(least, 4 * parallelism(spark)))
+    work = partial(_copied, database=database, storage=storage)
+    begun = time.monotonic()
 
-    Tasks that Spark repeated may count twice in it. Raises Refused for other columns.
-    """
-    expected = {field.name: field.dataType for field in from_arrow_schema(schemas.ARCHIVE)}
-    found = {field.name: field.dataType for field in frame.schema}
-    if list(found.items()) != list(expected.items()):
-        names = {*expected, *found}
-        differing = sorted(name for name in names if expected.get(name) != found.get(name))
-        raise Refused(
-            f"The rows do not have the columns of the archive. Look at: "
-            f"{', '.join(differing) or 'their order'}."
-        )
-    seen = Observation()
-    date = F.date_format("finished_at", "yyyy-MM-dd").alias("dt")
-    rows = hashed(frame).observe(seen, *signature()).select(*schemas.ARCHIVE.names, date)
-    with configured(spark, _MICROSECONDS):
-        writer = rows.sortWithinPartitions("dt", "topic", "finished_at").write.mode("error")
-        writer.option("compression", "zstd").partitionBy("dt").parquet(uri_of(attempt))
-    return _digest(seen.get)
+    def show(share: float) -> None:
+        done, took = round(rows * share), time.monotonic() - begun
+        if done:
+            tell(
+                f"copying the rows up to id {ids[1]:,}: {done / took:,.0f} rows/s, "
+                f"{took / share - took:,.0f} s left",
+                done,
+                rows,
+            )
 
-
-def read_back(spark: SparkSession, lake: Lake, attempt: Path) -> WrittenFiles:
-    """Read the files of an attempt. Raises LakeError when a row is in a file of another date than
-    its own."""
-    paths = {f"{path.parent.name}/{path.name}": path for path in attempt.glob("dt=*/*.parquet")}
-    rows = []
-    if paths:
-        schema = from_arrow_schema(schemas.ARCHIVE)
-        frame = spark.read.schema(schema).parquet(*map(pattern_of, paths.values()))
-        # The hour is a number, because a text per row costs seconds.
-        hour = F.floor(F.unix_seconds("finished_at") / 3600).alias("hour")
-        keys = (F.col("_metadata.file_path").alias("path"), hour)
-        rows = hashed(frame).groupBy(*keys).agg(*signature()).collect()
-    held: dict[Path, Digest] = {}
-    hours: set[str] = set()
-    for row in rows:
-        path = paths["/".join(unquote(row["path"]).split("/")[-2:])]
-        finished = f"{EPOCH + timedelta(hours=row['hour']):%Y-%m-%dT%H:00:00Z}"
-        if path.parent.name != f"dt={finished[:10]}":
-            raise LakeError(f"{path} has rows that finished in the hour {finished}.")
-        held[path] = held.get(path, Digest()) + _digest(row.asDict())
-        hours.add(finished)
-    return WrittenFiles(sum(held.values(), Digest()), lake.files_of(held), sorted(hours))
+    with watched(spark, show):
+        found = spread(spark, ranges, work, FILES).toArrow()
+    return [LakeFile(**row) for row in found.to_pylist()]
 
 
-def verified(
-    spark: SparkSession, lake: Lake, frame: Callable[[], DataFrame], attempt: Path, source: Digest
-) -> WrittenFiles:
-    """Read the written files back, and compare them with `source`, the digest of the rows that were
-    written. Only when they differ are these read again, by `frame()`: Spark starts a process to
-    plan it. Raises LakeError when that differs, too."""
-    written = read_back(spark, lake, attempt)
-    # The digest that was computed while the files were written counts repeated tasks twice.
-    if written.digest != source and written.digest != (again := digest_of(frame())):
-        raise LakeError(
-            f"{attempt} holds {written.digest}, its source holds {again}: it is not committed."
-        )
-    return written
+def _copied(ids: Range, database: Database, storage: Storage) -> Iterator[pa.RecordBatch]:
+    batches = read_rows(database, schemas.ARCHIVE, ids)
+    for file in write_rows(Store(storage), batches, new_name(ids)):
+        yield reported([file])
 
 
-def _digest(found: Mapping[str, Any]) -> Digest:
-    if not found.get("rows"):
-        return Digest()
-    hashed = found["high"] * 2**32 + found["low"]
-    return Digest(
-        found["rows"], hashed, found["lowest"], found["highest"], found["oldest"], found["newest"]
-    )
+def reported(files: Iterable[LakeFile]) -> pa.RecordBatch:
+    """Files as a task returns them."""
+    return pa.RecordBatch.from_pylist([file._asdict() for file in files], schema=FILES)
+
+
+# Lake -> lake
+
+
+class Merge(NamedTuple):
+    """Files of one day that become one."""
+
+    path: str
+    """Of the new file."""
+    files: Sequence[LakeFile]
+
+
+def merge(spark: SparkSession, storage: Storage, merges: Sequence[Merge]) -> list[LakeFile]:
+    """Write the rows of each merge to its path. Returns the new files in the same order."""
+    found = spread(spark, merges, partial(_merged, storage=storage), FILES).toArrow().to_pylist()
+    new = {row["path"]: LakeFile(**row) for row in found}
+    return [new[one.path] for one in merges]
+
+
+def _merged(one: Merge, storage: Storage) -> Iterator[pa.RecordBatch]:
+    store = Store(storage)
+
+    def chunks() -> Iterator[pa.Table]:
+        kept: list[pa.RecordBatch] = []
+        for batch in (batch for file in one.files for batch in read_file(store, file)):
+            kept.append(batch)
+            if sum(part.nbytes for part in kept) >= CHUNK:
+                yield _sorted(kept)
+                kept = []
+        if kept:
+            yield _sorted(kept)
+
+    yield reported([write_file(store, one.path, one.files[0].dt, chunks)])
+
+
+def _sorted(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    rows = pa.Table.from_batches(batches)
+    return rows.sort_by([("topic", "ascending"), ("finished_at", "ascending")])
+
+
+# SQL <-> lake
+
+
+class Compared(NamedTuple):
+    """Rows that one task compares."""
+
+    ids: Range
+    files: Sequence[LakeFile]
+    """All that may have rows with these ids."""
+    since: int
+    """Only rows that finished in [since, until), in microseconds since 1970."""
+    until: int
+    whole: bool
+    """Whether rows that only the lake has are to be found, too."""
+
+
+def compare(
+    spark: SparkSession,
+    database: Database,
+    storage: Storage,
+    parts: Sequence[Compared],
+    most: int,
+) -> pa.Table:
+    """DIFFERENCES of these parts, row by row and column by column: how many rows there are of each
+    day and kind, and at most `most` ids of those that differ, of each task."""
+    work = partial(_compared, database=database, storage=storage, most=most)
+    return spread(spark, parts, work, DIFFERENCES).toArrow()
+
+
+def ranges_to_compare(database: Database, ids: Range, rows: int) -> list[Range]:
+    """The ids in parts for one task each."""
+    return edges(database, ids, max(1, -(-rows // COMPARED))) or [ids]
+
+
+def _compared(
+    part: Compared, database: Database, storage: Storage, most: int
+) -> Iterator[pa.RecordBatch]:
+    ours = _table(read_rows(database, schemas.ARCHIVE, part.ids), part)
+    store = Store(storage)
+
+    def lake() -> Iterator[pa.RecordBatch]:
+        for file in part.files:
+            for batch in read_file(store, file, ids=part.ids):
+                if not part.whole:
+                    batch = batch.filter(pc.is_in(batch["id"], ours["id"]))  # noqa: PLW2901
+                yield batch
+
+    theirs = _table(lake(), part)
+    at = pc.index_in(ours["id"], value_set=theirs["id"])
+    late = pc.is_null(at)
+    both, same = ours.filter(pc.invert(late)), theirs.take(at.drop_null())
+    differ = _differing(both, same, both.column_names)
+    another = _differing(both, same, ("message_id", "enqueued_at"))
+    counts = pc.value_counts(theirs["id"])
+    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values")
+    differ = pc.or_(differ, pc.is_in(both["id"], twice))
+    gone = theirs.filter(pc.invert(pc.is_in(theirs["id"], ours["id"])))
+    for kind, rows in (
+        (SAME, both.filter(pc.invert(differ))),
+        (LATE, ours.filter(late)),
+        (CHANGED, both.filter(pc.and_not(differ, another))),
+        (ANOTHER, both.filter(another)),
+        (GONE, gone),
+    ):
+        days = rows["finished_at"].cast(_DT)
+        for found in days.value_counts().to_pylist():
+            ids: list[int] = []
+            if kind != SAME:
+                ids = rows.filter(pc.equal(days, found["values"]))["id"].to_pylist()[:most]
+            row = {"dt": found["values"], "kind": kind, "rows": found["counts"], "ids": ids}
+            yield pa.RecordBatch.from_pylist([row], schema=DIFFERENCES)
+
+
+def _table(batches: Iterator[pa.RecordBatch], part: Compared) -> pa.Table:
+    rows = pa.Table.from_batches(batches, schemas.ARCHIVE)
+    when = rows["finished_at"].cast(pa.int64())
+    inside = pc.and_(pc.greater_equal(when, part.since), pc.less(when, part.until))
+    return bits(rows.filter(inside)).combine_chunks()
+
+
+def _differing(ours: pa.Table, theirs: pa.Table, names: Sequence[str]) -> pa.ChunkedArray:
+    """Which of the rows, side by side, differ in any of these columns."""
+    differ = pa.chunked_array([pa.repeat(False, ours.num_rows)], pa.bool_())
+    for name in names:
+        a, b = ours[name], theirs[name]
+        equal = pc.fill_null(pc.equal(a, b), pc.and_(pc.is_null(a), pc.is_null(b)))
+        differ = pc.or_(differ, pc.invert(equal))
+    return differ

@@ -1,421 +1,398 @@
-"""The lake: plain Parquet files, and commit files that say which of them count.
+"""The lake: one Delta table, partitioned by the UTC date on which messages finished.
 
-    LAKE/data/<lo>-<hi>.<attempt>/dt=YYYY-MM-DD/part-*.parquet
-        written by executors, a directory per batch and attempt
-    LAKE/commits/000000042.json
-        created exclusively: this is the commit
-
-A batch is the rows of the archive with lo < id <= hi. Readers go by the commits and never by a
-listing of data/: files that a killed writer leaves there are not part of the lake. This module is
-pure Python without Spark: any program that reads Parquet can read the lake.
+All that knows the package deltalake is here; it runs on the driver only. Executors write and read
+files (files.py), and report what they have written; the driver commits. An export also writes how
+far the table has the archive, in the same commit (the version of its application transaction), and
+commits only on a snapshot that ends where its rows begin: so rows are in the lake once.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shutil
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import date, datetime, timedelta, timezone
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, NamedTuple
 
-import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from ..job_errors import LakeConflict, LakeError
+from .. import schemas
+from ..job_errors import LakeConflict, LakeError, Refused
+from ..params import Storage
+from .files import LakeFile, Range, Store, sync
 
-FORMAT = 1
-Count = Annotated[int, msgspec.Meta(ge=0)]
-_NAME = re.compile(r"(\d{9})\.json\Z")
-_ATTEMPT = re.compile(r"\d+-\d+\.[0-9a-f]+\Z")
+#: The table's columns: those of the archive, and the partition.
+TABLE = pa.schema([*schemas.ARCHIVE, ("dt", pa.date32())])
+#: Application transactions of the table: the last id that was exported, and the first day (counted
+#: from 1970) that a retention has left.
+EXPORT, RETAIN = "delayq-export", "delayq-retain"
+#: Commits at the end of the log among which the last export is sought.
+RECENT = 50
+#: How often a replacement is tried when others commit at the same time.
+TRIES = 10
+#: The key of what our commits say about themselves.
+NOTE = "delayq"
+_CONFIGURATION = {
+    "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "id,finished_at",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.logRetentionDuration": "interval 30 days",
+}
+_EPOCH = date(1970, 1, 1)
+_DRAFT = re.compile(r"\.json#\d+\Z")
 
-
-class LakeFile(msgspec.Struct, frozen=True):
-    """One Parquet file."""
-
-    path: str
-    """Relative to the lake."""
-    rows: Count
-    bytes: Count
-    dt: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
-    """UTC date on which its messages finished."""
-    lowest: int = 0
-    """Its smallest id; 0: not known."""
-    highest: int = 0
-    """Its biggest id; 0: not known."""
-    signature: str = ""
-    """Of its rows. The signatures of the files of a commit add up to that of the commit. Empty: not
-    known."""
-
-    def may_have(self, lo: int, hi: int) -> bool:
-        """Whether it may have rows with lo < id <= hi: also when its ids are not known."""
-        return self.lowest <= hi and (self.highest > lo or not self.highest)
-
-
-class Digest(msgspec.Struct, frozen=True):
-    """What rows hold: equal for equal rows, in any order and in any files."""
-
-    rows: int = 0
-    signature: int = 0
-    """Sum of the hashes of the rows."""
-    lowest: int = 0
-    """Ids; 0 without rows."""
-    highest: int = 0
-    oldest: str = ""
-    """When they finished (ISO 8601, UTC); empty without rows."""
-    newest: str = ""
-
-    def __add__(self, other: Digest) -> Digest:
-        if not (self.rows and other.rows):
-            return self if self.rows else other
-        return Digest(
-            self.rows + other.rows,
-            self.signature + other.signature,
-            min(self.lowest, other.lowest),
-            max(self.highest, other.highest),
-            min(self.oldest, other.oldest),
-            max(self.newest, other.newest),
-        )
+Kind = Literal["append", "compact", "repair", "erase", "retain"]
 
 
-class WrittenFiles(msgspec.Struct, frozen=True):
-    """What the files of an attempt hold."""
+class Appended(NamedTuple):
+    """What a commit of an export says, as long as the log has it (30 days)."""
 
-    digest: Digest
-    files: Sequence[LakeFile]
-    hours: Sequence[str]
-    """The hours in which the rows finished."""
-
-
-Kind = Literal["append", "compact", "repair", "erase"]
-
-
-class BatchSum(msgspec.Struct, frozen=True):
-    """What one batch holds."""
-
+    version: int
     lo: int
-    rows: Count
-    """With lo < id <= hi; its files may hold other rows too."""
-    signature: str
-    """Of these rows."""
-
-
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What one commit file says."""
-
-    seq: int
-    kind: Kind
-    """append: a new batch. compact: the same rows in other files. repair: a batch that is read from
-    SQL anew. erase: rows of a person are redacted or gone."""
-    lo: int
-    """append and repair: its rows have ids above this one."""
     hi: int
-    """append and repair: its rows have ids up to this one."""
-    rows: Count
-    """Of its files."""
-    signature: str
-    """Of the contents of its files: see batches.signature."""
-    oldest: str = ""
-    """When the first and the last of its rows finished (ISO 8601, UTC)."""
-    newest: str = ""
-    hours: Sequence[str] = ()
-    """The hours in which its rows finished, such as 2026-11-20T09:00:00Z. A repair also names the
-    hours of the rows that it removes."""
-    settled_at: str = ""
-    """All rows that the archive took before this instant are in the lake (ISO 8601, UTC); empty:
-    not known."""
-    files: Sequence[LakeFile] = ()
-    removes: Sequence[str] = ()
-    """compact, repair and erase: paths of files that these replace."""
-    batches: Sequence[BatchSum] = ()
-    """repair and erase: what the batches hold whose rows were changed."""
-    archive: str = ""
-    """The archive that it is of: a random name that the ledger in the database knows."""
-    at: float = 0.0
-    """Seconds since 1970."""
-    format: int = FORMAT
-
-    @property
-    def sums(self) -> Sequence[BatchSum]:
-        """What the batches hold since this commit whose rows it has changed."""
-        if self.kind == "append":
-            return [BatchSum(self.lo, self.rows, self.signature)]
-        return self.batches
-
-    @classmethod
-    def of(cls, kind: Kind, written: WrittenFiles, **fields: Any) -> Commit:
-        """The commit of these files; lake.add() gives it its number."""
-        digest = written.digest
-        known = {
-            "lo": digest.lowest,
-            "hi": digest.highest,
-            "rows": digest.rows,
-            "signature": str(digest.signature),
-            "oldest": digest.oldest,
-            "newest": digest.newest,
-            "files": written.files,
-        }
-        return cls(seq=0, kind=kind, **{**known, **fields})
-
-
-class _Format(msgspec.Struct):
-    format: int = FORMAT
+    rows: int
+    oldest: int
+    """When its first and its last row finished, in microseconds since 1970; 0 without rows."""
+    newest: int
+    by: str
+    """The process that committed it: host:pid."""
+    at: datetime
 
 
 class Lake:
-    """A directory on a shared file system with the rules of POSIX: the machines of the driver and
-    of all executors see it."""
+    """The Delta table at a URI, as a snapshot: other writers' commits are seen after refresh() and
+    after each commit of one's own. A table that does not exist is empty; create() makes it.
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = Path(root).absolute()
-        self._commits = self.root / "commits"
-        self.data = self.root / "data"
-        """Its folders are the attempts."""
-        self._known: dict[str, Commit] = {}
-        """By the name of the file. Commits never change."""
+    Raises Refused without the package deltalake, and LakeError for a log that cannot be read.
+    """
+
+    def __init__(self, storage: Storage | str | Path) -> None:
+        given = storage if isinstance(storage, Storage) else Storage(str(storage))
+        path = os.path.abspath(given.uri) if given.is_local else given.uri.rstrip("/")
+        self.storage = Storage(path, given.options, given.secrets)
+        self.uri = path
+        self._table: Any = None
+        self._delta: Any = _deltalake()
+        self.refresh()
 
     # Reading
 
-    def commits(self) -> list[Commit]:
-        """All commits in order. Raises LakeError for one that cannot be read, is missing, or
-        contradicts the others."""
-        commits = []
-        paths = sorted(path for path in self._commits.glob("*.json") if _NAME.match(path.name))
-        for number, path in enumerate(paths, start=1):
-            if path.name not in self._known:
-                self._known[path.name] = self._read(path)
-            commit = self._known[path.name]
-            if commit.seq != number or path.name != f"{number:09d}.json":
-                raise LakeError(
-                    f"{path} should be commit {number}: a commit file is missing or was renamed."
-                )
-            commits.append(commit)
-        _check_ranges(commits)
-        _live(commits)
-        return commits
+    def refresh(self) -> None:
+        """See what was committed since."""
+        self.__dict__.pop("_actions", None)
+        if self._table is not None:
+            self._table.update_incremental()
+            return
+        with suppress(self._delta.exceptions.TableNotFoundError):
+            self._table = self._open()
 
-    def files(self, since: str = "", until: str = "") -> list[LakeFile]:
-        """The files that count now; of these UTC dates (YYYY-MM-DD, both included) if they are
-        given."""
-        live = _live(self.commits()).values()
-        return [
-            file
-            for file in live
-            if (not since or file.dt >= since) and (not until or file.dt <= until)
-        ]
+    @property
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        return self._table is not None
 
-    def paths(self, since: str = "", until: str = "") -> list[str]:
-        """The paths of the same files, for pandas, DuckDB, Polars or Spark. Raises LakeError when a
-        file is not there as its commit says."""
-        return [str(self.check(file)) for file in self.files(since, until)]
+    @property
+    def table_id(self) -> str:
+        """The random id that the table has had from its beginning, wherever it is moved to."""
+        return str(self._table.metadata().id)
 
-    def check(self, file: LakeFile) -> Path:
-        """The path of a file. Raises LakeError unless it has the size that its commit says."""
-        path = self.root / file.path
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            raise LakeError(f"{path} is missing, but a commit names it.") from None
-        if size != file.bytes:
-            raise LakeError(f"{path} has {size:,} bytes, its commit says {file.bytes:,}.")
-        return path
+    @property
+    def version(self) -> int:
+        """The number of the last commit, from 0; -1: there is no table."""
+        return int(self._table.version()) if self.exists else -1
 
     @property
     def last_id(self) -> int:
-        """The last id in the lake: it has the rows of the archive up to it."""
-        return last_id(self.commits())
+        """The table has all rows of the archive up to this id; 0: none."""
+        return (self.exists and self._table.transaction_version(EXPORT)) or 0
 
-    # Writing
+    @property
+    def retained_since(self) -> date | None:
+        """Rows that finished on earlier days may be gone, by the option `retain`. None: it was
+        never used."""
+        days = self._table.transaction_version(RETAIN) if self.exists else None
+        return None if days is None else _EPOCH + timedelta(days)
 
-    def attempt(self, lo: int, hi: int, archive: str = "") -> Path:
-        """The path of a directory for the files of one attempt to write (lo, hi]. The first writer
-        makes it."""
-        self.data.mkdir(parents=True, exist_ok=True)
-        return self.data / f"{lo}-{hi}.{archive}{os.urandom(6).hex()}"
+    def files(self, since: str = "", until: str = "", ids: Range | None = None) -> list[LakeFile]:
+        """The files of the snapshot, by date and then by id: those of these UTC dates (YYYY-MM-DD,
+        both included; empty: all), and that may have rows with these ids."""
+        found = self._actions
+        tests = []
+        if since:
+            tests.append(pc.field("dt") >= date.fromisoformat(since))
+        if until:
+            tests.append(pc.field("dt") <= date.fromisoformat(until))
+        if ids is not None:
+            tests += [pc.field("lowest") <= ids[1], pc.field("highest") > ids[0]]
+        for test in tests:
+            found = found.filter(test)
+        return [LakeFile(**row) for row in found.to_pylist()]
 
-    def files_of(self, digests: Mapping[Path, Digest]) -> list[LakeFile]:
-        """Written files as a commit names them, from what each of them holds."""
-        return [
-            LakeFile(
-                str(path.relative_to(self.root)),
-                digest.rows,
-                path.stat().st_size,
-                path.parent.name.partition("=")[2],
-                digest.lowest,
-                digest.highest,
-                str(digest.signature),
+    def uris(self, since: str = "", until: str = "") -> list[str]:
+        """The URIs of the same files, for readers that do not know Delta."""
+        return [f"{self.uri}/{file.path}" for file in self.files(since, until)]
+
+    @cached_property
+    def _actions(self) -> pa.Table:
+        """The columns of LakeFile, a row for each file."""
+        names = ("path", "dt", "bytes", "rows", "lowest", "highest", "oldest", "newest")
+        if not self.exists:
+            return pa.table({name: [] for name in names})
+        found = pa.table(self._table.get_add_actions(flatten=True))
+        if not found.num_rows:
+            return pa.table({name: [] for name in names})
+        columns = (
+            "path", "partition.dt", "size_bytes", "num_records", "min.id", "max.id",
+            "min.finished_at", "max.finished_at",
+        )  # fmt: skip
+        if missing := [name for name in columns if name not in found.column_names]:
+            raise LakeError(f"The files of {self.uri} have no statistics of {missing[0]}.")
+        chosen = found.select(columns).rename_columns(names)
+        for at in (6, 7):
+            chosen = chosen.set_column(at, names[at], chosen.column(at).cast(pa.int64()))
+        return chosen.sort_by([("dt", "ascending"), ("lowest", "ascending")])
+
+    def appended(self, after: int) -> list[Appended]:
+        """What exports have committed after this version, the oldest first, as far as the log still
+        has it."""
+        if not self.exists:
+            return []
+        found = []
+        for info in self._table.history(min(self.version, self.version - after) or None):
+            note = json.loads(info.get(NOTE) or "{}")
+            if note.get("kind") == "append":
+                at = datetime.fromtimestamp(info["timestamp"] / 1000, tz=timezone.utc)
+                words = {name: note[name] for name in Appended._fields[1:-1]}
+                found.append(Appended(version=info["version"], at=at, **words))
+        return sorted(found)
+
+    def last_appended(self) -> Appended | None:
+        """The last commit of an export; None when it is not among the last ones of the log."""
+        found = self.appended(self.version - RECENT)
+        return found[-1] if found and found[-1].hi == self.last_id else None
+
+    # Writing: each in one commit
+
+    def create(self) -> None:
+        """Make the table, unless another process has made it."""
+        if self.exists:
+            return
+        # With a retry, delta-rs would give a table that was made just now another id.
+        once = self._delta.CommitProperties(max_commit_retries=0)
+        with suppress(self._delta.exceptions.CommitFailedError):
+            self._delta.DeltaTable.create(
+                self.uri,
+                TABLE,
+                mode="ignore",
+                partition_by=["dt"],
+                name="delayq",
+                description="Messages that have ended",
+                configuration=_CONFIGURATION,
+                storage_options=self.storage.resolved() or None,
+                commit_properties=once,
             )
-            for path, digest in sorted(digests.items())
-        ]
+        self._table = self._open()
+        self._sync(0)
 
-    def add(self, commit: Commit) -> Commit:
-        """Make it the next commit, with any number, because others may commit at the same time.
+    def append(self, files: Sequence[LakeFile], ids: Range) -> int:
+        """Add the rows of the archive with lo < id <= hi, and move `last_id` to hi. Returns the
+        version of the table that has them.
 
-        Raises LakeConflict when another commit has written the same batch, or has replaced the
-        files that this one replaces. Raises LakeError when it contradicts the commits before it.
+        Raises LakeConflict when this snapshot does not end at lo, or when another writer has
+        appended since: then nothing of this one counts.
         """
-        while True:
-            commits = self.commits()
-            if commit.kind == "append" and last_id(commits) != commit.lo:
-                raise LakeConflict(
-                    f"The rows up to id {last_id(commits)} are in the lake: another export was "
-                    f"quicker."
+        lo, hi = ids
+        note = {
+            "lo": lo,
+            "hi": hi,
+            "rows": sum(file.rows for file in files),
+            "oldest": min((file.oldest for file in files), default=0),
+            "newest": max((file.newest for file in files), default=0),
+        }
+
+        def check() -> None:
+            # delta-rs would take any number from a newer snapshot.
+            if self.last_id != lo or hi <= lo:
+                raise LakeConflict(self._first(ids))
+
+        return self._commit("append", ([], files), note, check, {EXPORT: hi})
+
+    def replace(
+        self,
+        kind: Kind,
+        removed: Sequence[LakeFile],
+        added: Sequence[LakeFile],
+        *,
+        transactions: Mapping[str, int] | None = None,
+        **note: Any,
+    ) -> int:
+        """Put these files in the place of others. Returns the version of the table.
+
+        Raises LakeConflict when one of those is not there any more: then nothing has changed.
+        """
+
+        def check() -> None:
+            # delta-rs would take the removal of a file that is gone.
+            there = set(self._actions["path"].to_pylist())
+            if any(file.path not in there for file in removed):
+                raise LakeConflict("The files to replace are replaced already: another was first.")
+
+        return self._commit(kind, (removed, added), note, check, transactions or {})
+
+    def retain(self, first: date) -> list[LakeFile]:
+        """Remove the days before this one. Returns their files, which vacuum() deletes later."""
+        old = self.files(until=str(first - timedelta(days=1)))
+        if old:
+            days = max(first, self.retained_since or first) - _EPOCH
+            note = {"before": str(first)}
+            self.replace("retain", old, [], transactions={RETAIN: days.days}, **note)
+        return old
+
+    def tidy(self, older_than: float) -> int:
+        """Delete files that no version of the last `older_than` seconds has: those of killed
+        writers, and those that were replaced so long ago. Returns how many; a reader or writer that
+        began later is not disturbed. Also shortens the log.
+        """
+        if not self.exists:
+            return 0
+        hours = -int(-older_than // 3600)
+        before = self.version
+        gone = self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
+        self._table.cleanup_metadata()
+        self.refresh()
+        self._sync(before + 1)
+        if self.storage.is_local:
+            for draft in Path(self.uri, "_delta_log").iterdir():
+                if _DRAFT.search(draft.name) and time.time() - draft.stat().st_mtime > older_than:
+                    draft.unlink(missing_ok=True)
+        return len(gone)
+
+    def replaced(self) -> int:
+        """How many files are still there that a commit has replaced or removed."""
+        if not self.exists:
+            return 0
+        old = self._table.vacuum(0, dry_run=True, enforce_retention_duration=False)
+        store = Store(self.storage)
+        found = store.fs.get_file_info([store.place(path) for path in old])
+        return sum(one.is_file for one in found)
+
+    def _commit(
+        self,
+        kind: Kind,
+        changes: tuple[Sequence[LakeFile], Sequence[LakeFile]],
+        note: Mapping[str, Any],
+        check: Callable[[], None],
+        transactions: Mapping[str, int],
+    ) -> int:
+        """Commit on the very snapshot that check() has looked at. When others commit at the same
+        time, look again."""
+        removed, added = changes
+        actions, by = self._delta.transaction, f"{socket.gethostname()}:{os.getpid()}"
+        properties = self._delta.CommitProperties(
+            custom_metadata={NOTE: json.dumps({"kind": kind, "by": by, **note})},
+            # By itself, delta-rs would commit on other snapshots, too: a removal beside a
+            # compaction of the same file would double its rows.
+            max_commit_retries=0,
+            app_transactions=[
+                self._delta.Transaction(name, number) for name, number in transactions.items()
+            ],
+        )
+        for attempt in range(TRIES):
+            check()
+            now, before, is_change = int(time.time() * 1000), self.version, kind != "compact"
+            removals = [
+                actions.RemoveAction(file.path, is_change, now, file.bytes, {"dt": str(file.dt)})
+                for file in removed
+            ]
+            additions = [
+                actions.AddAction(
+                    file.path, file.bytes, {"dt": str(file.dt)}, now, is_change, _stats(file)
                 )
-            if not _live(commits).keys() >= set(commit.removes):
-                raise LakeConflict(
-                    "The files to replace are replaced already: another compaction was quicker."
+                for file in added
+            ]
+            try:
+                self._table.create_write_transaction(
+                    [*removals, *additions],
+                    mode="append",
+                    schema=TABLE,
+                    partition_by=["dt"],
+                    commit_properties=properties,
                 )
-            following = msgspec.structs.replace(commit, seq=len(commits) + 1)
-            _check_ranges([*commits, following])
-            _live([*commits, following])
-            with suppress(LakeConflict):
-                return self.commit(following)
-
-    def commit(self, commit: Commit) -> Commit:
-        """Make the files count, all at once. Raises LakeConflict when another commit has this
-        number."""
-        self._commits.mkdir(parents=True, exist_ok=True)
-        commit = msgspec.structs.replace(commit, at=time.time())
-        path = self._commits / f"{commit.seq:09d}.json"
-        draft = self._commits / f".{path.name}.{os.urandom(6).hex()}"
-        with draft.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(commit), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)  # fails when it is there, and is never seen half written
-        except FileExistsError:
-            if not os.path.samefile(draft, path):  # NFS may repeat a call whose answer was lost
-                raise LakeConflict(
-                    f"{path} is there already: another writer has committed."
-                ) from None
-        finally:
-            draft.unlink()
-        _sync(self._commits)
-        return commit
-
-    def persist(self, attempt: Path) -> None:
-        """Sync the files of an attempt to the disk: after a power failure, a commit must not name
-        files that are lost."""
-        for path in [*attempt.rglob("*"), attempt, self.data]:
-            # A repeated task removes its own files when it ends.
-            with suppress(FileNotFoundError):
-                _sync(path)
-
-    # Tidying up
-
-    def abandoned(self, older_than: float) -> Iterator[Path]:
-        """Attempts that no commit names, and to which nothing was written for this many seconds."""
-        named = self._named()
-        for path in sorted(self.data.glob("*")):
-            if path.name in named or not _ATTEMPT.match(path.name):
+            except self._delta.exceptions.CommitFailedError as error:
+                if attempt == TRIES - 1:
+                    raise LakeConflict(f"Others commit to {self.uri} again and again.") from error
+                self.refresh()
                 continue
-            written = [path.stat().st_mtime]
-            with suppress(FileNotFoundError):
-                written += [found.stat().st_mtime for found in path.rglob("*")]
-            if time.time() - max(written) > older_than:
-                yield path
+            self.refresh()  # its next commit would be refused by this one
+            self._sync(before + 1)
+            break
+        return self.version
 
-    def replaced(self, older_than: float) -> Iterator[Path]:
-        """Files that still exist and that a commit replaced at least this many seconds ago."""
-        for commit in self.commits():
-            if time.time() - commit.at > older_than:
-                yield from (path for name in commit.removes if (path := self.root / name).exists())
+    def _first(self, ids: Range) -> str:
+        """Who was first, for a message."""
+        last = self.last_appended()
+        who = f" ({last.by}, {last.at:%Y-%m-%d %H:%M:%S}Z)" if last else ""
+        return (
+            f"The lake {self.uri} has the rows up to id {self.last_id:,} at version "
+            f"{self.version}: another export was quicker{who}, and the ids {ids[0] + 1:,} to "
+            f"{ids[1]:,} do not follow."
+        )
 
-    def drop(self, attempt: Path) -> bool:
-        """Remove an attempt, unless a commit names it by now. Returns whether it was removed."""
-        if attempt.name in self._named():
-            return False
-        shutil.rmtree(attempt, ignore_errors=True)
-        return True
-
-    def sweep(self, older_than: float) -> int:
-        """Remove abandoned attempts, replaced files, and drafts of commits. Returns the number of
-        attempts and files."""
-        attempts, files = list(self.abandoned(older_than)), list(self.replaced(older_than))
-        attempts = [path for path in attempts if self.drop(path)]
-        for path in files:
-            path.unlink(missing_ok=True)
-        for draft in self._commits.glob(".*.json.*"):
-            with suppress(FileNotFoundError):
-                if time.time() - draft.stat().st_mtime > older_than:
-                    draft.unlink()
-        return len(attempts) + len(files)
-
-    def _named(self) -> set[str]:
-        """The names of the attempts that a commit names."""
-        return {file.path.split("/")[1] for commit in self.commits() for file in commit.files}
-
-    def _read(self, path: Path) -> Commit:
+    def _open(self) -> Any:
         try:
-            raw = path.read_bytes()
-            found = msgspec.json.decode(raw, type=_Format).format
-            if found != FORMAT:
-                raise LakeError(f"{path} has format {found}, this version reads {FORMAT}.")
-            commit = msgspec.json.decode(raw, type=Commit)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise LakeError(f"{path} cannot be read as a commit: {error}") from error
-        if sum(file.rows for file in commit.files) != commit.rows:
-            raise LakeError(
-                f"{path} says {commit.rows:,} rows, but its files add up to another number."
-            )
-        data = self.data.resolve()
-        if any(not (self.root / file.path).resolve().is_relative_to(data) for file in commit.files):
-            raise LakeError(f"{path} names a file outside of the lake's data.")
-        return commit
+            return self._delta.DeltaTable(self.uri, storage_options=self.storage.resolved() or None)
+        except self._delta.exceptions.TableNotFoundError:
+            raise
+        except self._delta.exceptions.DeltaError as error:
+            raise LakeError(f"The log of the lake {self.uri} cannot be read: {error}") from error
+
+    def _sync(self, first: int) -> None:
+        """delta-rs leaves it to the system when a commit reaches the disk. A later commit, or a
+        pruned row of SQL, must not survive a power failure that it does not survive."""
+        if not self.storage.is_local:
+            return
+        log = Path(self.uri, "_delta_log")
+        for version in range(first, self.version + 1):
+            for path in log.glob(f"{version:020d}.*"):
+                sync(str(path))
+        for path in (log / "_last_checkpoint", log, log.parent):
+            with suppress(FileNotFoundError):
+                sync(str(path))
 
 
-def last_id(commits: Sequence[Commit]) -> int:
-    """The last id in a lake of these commits: it has the rows of the archive up to it."""
-    return max((commit.hi for commit in commits if commit.kind == "append"), default=0)
+def _stats(file: LakeFile) -> str:
+    """As a log has it. Its times have milliseconds, so the last one is rounded up."""
+    lows, highs = (file.oldest // 1000, -(-file.newest // 1000))
+    return json.dumps(
+        {
+            "numRecords": file.rows,
+            "minValues": {"id": file.lowest, "finished_at": _text(lows)},
+            "maxValues": {"id": file.highest, "finished_at": _text(highs)},
+            "nullCount": {"id": 0, "finished_at": 0},
+        }
+    )
 
 
-def batch_sums(commits: Sequence[Commit]) -> dict[int, BatchSum]:
-    """What each batch holds now, by its lo."""
-    return {batch.lo: batch for commit in commits for batch in commit.sums}
+def _text(ms: int) -> str:
+    when = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=ms)
+    return when.strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
 
 
-def _check_ranges(commits: Sequence[Commit]) -> None:
-    """Batches follow one another without gap or overlap."""
-    hi = 0
-    for commit in commits:
-        if commit.kind == "append":
-            if commit.lo != hi or commit.hi <= commit.lo:
-                raise LakeError(
-                    f"Commit {commit.seq} has the ids {commit.lo} to {commit.hi}, the one before "
-                    f"ended at {hi}."
-                )
-            hi = commit.hi
-
-
-def _live(commits: Sequence[Commit]) -> dict[str, LakeFile]:
-    """The files that count, by their paths."""
-    live: dict[str, LakeFile] = {}
-    for commit in commits:
-        missing = [path for path in commit.removes if path not in live]
-        again = [file.path for file in commit.files if file.path in live]
-        if missing or again:
-            raise LakeError(
-                f"Commit {commit.seq} removes a file that is not there, or adds one that is: "
-                f"{(missing + again)[0]}."
-            )
-        removed = [live.pop(path).rows for path in commit.removes]
-        if commit.kind == "compact" and sum(removed) != commit.rows:
-            raise LakeError(
-                f"Commit {commit.seq} compacts {sum(removed):,} rows and has {commit.rows:,}."
-            )
-        if commit.kind == "erase" and sum(removed) < commit.rows:
-            raise LakeError(
-                f"Commit {commit.seq} erases {sum(removed):,} rows and has {commit.rows:,}."
-            )
-        live |= {file.path: file for file in commit.files}
-    return live
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _deltalake() -> Any:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        import deltalake
+        import deltalake.exceptions
+        import deltalake.transaction
+    except ImportError as error:
+        raise Refused(
+            f"A lake needs the package deltalake on the driver: pip install "
+            f"'django-delayq[spark]'. {error}."
+        ) from None
+    return deltalake

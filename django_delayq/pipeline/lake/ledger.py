@@ -1,27 +1,30 @@
-"""The batches of a lake in SQL. The commits of the lake decide: after a crash, the ledger is
-updated from them."""
+"""The batches of a lake in SQL: what the log of its table forgets. The table decides: after a
+crash, the ledger is updated from it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
+from datetime import datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID
 
-from django.db.models import Count, Max, Min, QuerySet
-from django.utils import timezone
+from django.db.models import Count, Max, Min, Q, QuerySet
+from django.utils.timezone import get_default_timezone, make_aware
 
-from ...core.times import stored
-from ...models import ArchivedMessage, BatchState, LakeBatch
+from ...archive.selection import newest_id
+from ...core.times import epoch_us, stored, stored_ms
+from ...models import ArchivedMessage, LakeBatch, OperatorAction
 from ..job_errors import Refused
-from .lake import Commit, Lake
+from .files import Range
+from .lake import Appended, Lake
 
-#: Hexadecimal digits that name the archive, at the beginning of the random part of an attempt's
-#: name.
-NAME_LENGTH = 12
-
-PLANNED, WRITTEN, VERIFIED, COMMITTED, PRUNED = BatchState.values
+#: A prune without an end that began longer than this before the last export was interrupted before
+#: it.
+LONGEST_PRUNE = timedelta(days=1)
+#: Rows after an id among which the one that was archived first is sought. Several archivers insert
+#: at a time, so it need not be the first row.
+NEXT_ROWS = 1_000
+#: Seconds in which rows settle, unless an option says otherwise.
+SETTLE = 60.0
 
 
 class Ledger:
@@ -29,157 +32,146 @@ class Ledger:
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
-        self.name = str(lake.root.resolve())
-        if len(self.name) > 400:
-            raise Refused(
-                f"The path of the lake has {len(self.name)} characters: 400 are the most."
-            )
+        self.name = lake.uri
+        """For people."""
 
     @property
     def batches(self) -> QuerySet[LakeBatch]:
         """In the order of their ids."""
-        rows: QuerySet[LakeBatch] = LakeBatch.objects.filter(lake=self.name).order_by("lo")
-        return rows
+        if not self.lake.exists:
+            return LakeBatch.objects.none()
+        rows: QuerySet[LakeBatch] = LakeBatch.objects.filter(table_id=UUID(self.lake.table_id))
+        return rows.order_by("lo")
 
-    @property
-    def archive(self) -> str:
-        """The random name under which this lake knows this database's archive; empty before the
-        first batch."""
-        first = self.batches.first()
-        return archive_of(first.attempt) if first else ""
-
-    def check(self) -> list[Commit]:
-        """The commits. Raises Refused when they are not of the archive of this database, LakeError
-        when the lake is not as they say."""
-        commits = self.lake.commits()
-        known = {batch.lo: batch for batch in self.batches}
-        if commits and not known:
-            # The lake may have been at another path before.
-            archive = commits[0].archive or "-"
-            known = {
-                batch.lo: batch
-                for batch in LakeBatch.objects.filter(attempt__contains=f".{archive}")
-            }
-            for name in {batch.lake for batch in known.values()}:
-                if Path(name).exists():
-                    raise Refused(
-                        f"{self.name} is a copy of the lake {name}: use that one, or an empty "
-                        f"directory."
-                    )
-        _refuse_another(self.name, commits, known)
-        newest = max((batch.seq or 0 for batch in known.values()), default=0)
-        if newest > len(commits):
+    def check(self) -> list[Appended]:
+        """Raise Refused when the lake is not of the archive of this database, or is older than the
+        ledger. Returns commits that the ledger does not have."""
+        done = self.batches.filter(version__isnull=False)
+        seen = done.aggregate(version=Max("version"), last=Max("hi"))
+        version, last = seen["version"], seen["last"] or 0
+        version = -1 if version is None else version
+        lake = self.lake
+        if version > lake.version or last > lake.last_id:
             raise Refused(
-                f"The lake {self.name} has {len(commits)} commits, but this database saw {newest}: "
-                f"it is not mounted, was emptied, or is an older copy. Bring it back, or begin a "
-                f"new lake in another directory."
+                f"The lake {self.name} is at version {lake.version}, with the rows up to id "
+                f"{lake.last_id:,}, but this database saw version {version} and id {last:,}: it is "
+                f"an older copy. Bring the newer one back, or begin a new lake elsewhere."
             )
-        return commits
+        if last < lake.last_id and not self.batches.exists():
+            raise Refused(
+                f"The lake {self.name} is of another archive, or this database was restored from a "
+                f"backup: its ledger does not know the table {lake.table_id}. Begin a new lake "
+                f"elsewhere."
+            )
+        if last == lake.last_id:
+            return []
+        missing = [one for one in lake.appended(version) if one.lo >= last]
+        for one in missing:
+            self._refuse_unknown(one)
+        return missing
 
-    def catch_up(self) -> list[Commit]:
-        """check(), and then update the ledger from the commits, also from those of runs that died
-        before they did it."""
-        commits = self.check()
-        if commits and not self.batches.exists():  # the lake was moved to another path
-            moved = LakeBatch.objects.filter(attempt__contains=f".{commits[0].archive}")
-            moved.update(lake=self.name)
-        known = {batch.lo: batch for batch in self.batches}
-        for commit in commits:
-            if any((known[batch.lo].seq or 0) < commit.seq for batch in commit.sums):
-                self.committed(commit)
-        return commits
+    def catch_up(self) -> None:
+        """check(), and then enter commits of exports that died before they did it."""
+        for one in self.check():
+            self.committed((one.lo, one.hi), one.version, one.rows)
+        # Begun and committed so long ago that the log does not say any more how many rows it has.
+        forgotten = self.batches.filter(version=None, hi__lte=self.lake.last_id)
+        forgotten.update(version=self.lake.version, problem="The log has forgotten its rows.")
+
+    def other_lakes(self) -> list[str]:
+        """A line when a new lake begins, or has begun, beside another one: perhaps the store of the
+        old one is not mounted."""
+        if self.lake.last_id or not LakeBatch.objects.filter(version__isnull=False).exists():
+            return []
+        return [
+            f"{self.name} is a new lake, and this database has another lake, with the rows that "
+            f"were pruned."
+        ]
 
     def pending(self, lo: int) -> LakeBatch | None:
         """The batch after this id, if it was begun and is not committed."""
-        batch: LakeBatch | None = self.batches.filter(lo=lo, seq=None).first()
+        batch: LakeBatch | None = self.batches.filter(lo=lo, version=None).first()
         return batch
 
-    def plan(self, lo: int, hi: int) -> Path:
-        """Enter that (lo, hi] is begun. Returns where its files go."""
-        first = {
-            "hi": hi,
-            "state": PLANNED,
-            "attempt": f"{lo}-{hi}.{os.urandom(NAME_LENGTH // 2).hex()}",
+    def plan(self, ids: Range) -> None:
+        """Enter that (lo, hi] is begun: an erasure waits for it."""
+        table = UUID(self.lake.table_id)
+        fields = {"hi": ids[1], "problem": ""}
+        planned, new = LakeBatch.objects.get_or_create(table_id=table, lo=ids[0], defaults=fields)
+        if not new:
+            LakeBatch.objects.filter(pk=planned.pk, version=None).update(**fields)
+
+    def committed(self, ids: Range, version: int, rows: int) -> None:
+        """Enter that the table has these rows: the figures of their hours have to be counted."""
+        fields: dict[str, Any] = {
+            "hi": ids[1],
+            "version": version,
+            "rows": rows,
+            "counted_at": None,
+            "problem": "",
         }
-        LakeBatch.objects.get_or_create(lake=self.name, lo=lo, defaults=first)
-        # The name of the archive is that in the first batch: all processes read it there.
-        attempt = self.lake.attempt(lo, hi, self.archive)
-        self._set({"lo": lo, "seq": None}, hi=hi, state=PLANNED, attempt=attempt.name, problem="")
-        return attempt
-
-    def enter(self, attempt: Path, state: str, **fields: Any) -> None:
-        """Enter how far this attempt is, unless another attempt works on the same batch now."""
-        self._set({"attempt": attempt.name, "seq": None}, state=state, **fields)
-
-    def committed(self, commit: Commit) -> None:
-        """Enter a commit of any kind but compact. After an append or a repair the hours of its rows
-        have to be counted; after an erasure the figures stay as they are."""
-        fields: dict[str, Any] = {"seq": commit.seq, "problem": ""}
-        if commit.kind != "erase":
-            fields["counted_at"] = None
-        if commit.kind == "append":
-            fields |= {
-                "hi": commit.hi,
-                "state": COMMITTED,
-                "oldest_at": stored_instant(commit.oldest),
-                "newest_at": stored_instant(commit.newest),
-            }
-            if commit.files:
-                fields["attempt"] = commit.files[0].path.split("/")[1]
-        for batch in commit.sums:
-            held = {"rows": batch.rows, "signature": batch.signature}
-            if commit.kind == "erase" and (row := self.batches.filter(lo=batch.lo).first()):
-                # Of those that were pruned from SQL, some are not in the lake any more.
-                in_sql = ArchivedMessage.objects.filter(pk__gt=row.lo, pk__lte=row.hi).count()
-                held |= {"pruned": max(0, batch.rows - in_sql)} if row.pruned else {}
-            # A batch that a later commit has changed stays as that one says.
-            rows = self.batches.filter(lo=batch.lo).exclude(seq__gt=commit.seq)
-            rows.update(changed_at=timezone.now(), **fields, **held)
-
-    def _set(self, where: Mapping[str, Any], **fields: Any) -> None:
-        LakeBatch.objects.filter(lake=self.name, **where).update(
-            changed_at=timezone.now(), **fields
+        LakeBatch.objects.update_or_create(
+            table_id=UUID(self.lake.table_id), lo=ids[0], defaults=fields
         )
 
+    def repaired(self, ids: Range, version: int) -> None:
+        """Enter that rows of batches that meet these ids were exported again."""
+        self.batches.filter(version__isnull=False, lo__lt=ids[1], hi__gt=ids[0]).update(
+            version=version, counted_at=None, problem=""
+        )
 
-def archive_of(attempt: str) -> str:
-    """The name of the archive, which is part of the name of an attempt."""
-    return attempt.rpartition(".")[2][:NAME_LENGTH]
-
-
-def stored_instant(text: str) -> datetime | None:
-    """The time in a commit, as the models of this project hold it."""
-    return stored(datetime.fromisoformat(text.replace("Z", "+00:00"))) if text else None
-
-
-def _refuse_another(name: str, commits: Sequence[Commit], known: Mapping[int, LakeBatch]) -> None:
-    ours = archive_of(known[0].attempt) if 0 in known else ""
-    for commit in commits:
-        if commit.kind != "append":
-            continue
-        if commit.archive != ours or not ours:
+    def refuse_restored(self) -> None:
+        """Raise Refused when the archive ends below the lake although nobody pruned or erased its
+        last rows: the database would give the ids of the lake to other messages."""
+        newest, last = newest_id(), self.lake.last_id
+        if newest >= last:
+            return
+        if appended := self.lake.last_appended():
+            at = stored(appended.at)
+        else:
+            finished = max((file.newest for file in self.lake.files()), default=0)
+            at = stored_ms(finished / 1000)
+        going_on = Q(finished_at=None, started_at__gte=at - LONGEST_PRUNE)
+        later = Q(started_at__gte=at) | Q(finished_at__gte=at) | going_on
+        if not OperatorAction.objects.filter(later, action__in=("prune", "erase")).exists():
             raise Refused(
-                f"The lake {name} is of another archive: the ledger of this database does not know "
-                f"its commit {commit.seq}. Use another directory for this database."
+                f"The archive ends at id {newest:,}, the lake has rows up to {last:,}, and "
+                f"no prune is on record: the archive was restored from a backup, and may give "
+                f"these ids to other messages. Begin a new lake elsewhere."
             )
-        if batch := known.get(commit.lo):
-            if batch.seq is not None or batch.hi == commit.hi:
-                continue
-            # The batch was begun when the database was backed up, and committed with other ids
-            # afterwards: then SQL does not have its rows. Two exports at once can also commit
-            # other ids than the ledger says, for a moment: then SQL has them.
-            held = ArchivedMessage.objects.filter(pk__gt=commit.lo, pk__lte=commit.hi).aggregate(
-                rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
-            )
-            if held == {
-                "rows": commit.rows,
-                "oldest": stored_instant(commit.oldest),
-                "newest": stored_instant(commit.newest),
-            }:
-                continue
-        raise Refused(
-            f"The lake {name} has the rows up to id {commit.hi} (commit {commit.seq}), of "
-            f"which the ledger of this database knows nothing: the database was restored from "
-            f"a backup, and may give these ids to other messages. Begin a new lake in an empty "
-            f"directory."
+
+    def _refuse_unknown(self, one: Appended) -> None:
+        """The batch was begun when the database was backed up, and committed with other ids
+        afterwards: then SQL does not have its rows. Two exports at once can also commit other ids
+        than the ledger says, for a moment: then SQL has them."""
+        batch = self.batches.filter(lo=one.lo).first()
+        if batch and batch.hi == one.hi:
+            return
+        held = ArchivedMessage.objects.filter(pk__gt=one.lo, pk__lte=one.hi).aggregate(
+            rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
         )
+        told = (held["rows"], *(epoch_us(held[name] or _EPOCH) for name in ("oldest", "newest")))
+        if told != (one.rows, one.oldest, one.newest):
+            raise Refused(
+                f"The lake {self.name} has the rows up to id {one.hi:,} (version {one.version}), "
+                f"of which the ledger of this database knows nothing: the database was restored "
+                f"from a backup, and may give these ids to other messages. Begin a new lake "
+                f"elsewhere."
+            )
+
+
+_EPOCH = stored(datetime(1970, 1, 1, tzinfo=timezone.utc))
+
+
+def settled_at(last: int, seconds: float = SETTLE) -> datetime:
+    """All rows that were archived before this instant have an id up to `last`, where rows settle
+    within `seconds`."""
+    following = ArchivedMessage.objects.filter(pk__gt=last).order_by("pk")
+    times = [datetime.now(tz=timezone.utc)]
+    for when in following.values_list("archived_at", flat=True)[:NEXT_ROWS]:
+        if when.tzinfo:
+            times.append(when)
+        else:
+            # Without USE_TZ, one database has the clock of the project's zone, another one UTC.
+            times += [when.replace(tzinfo=timezone.utc), make_aware(when, get_default_timezone())]
+    return min(times) - timedelta(seconds=seconds)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,7 +28,6 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from ..sinks.parquet_files import copied
 from . import ranges
 from .databases import connected
 from .ranges import PARTS, Range
@@ -47,23 +45,21 @@ def read_archive(
     ids: Range,
     columns: Sequence[str] | None = None,
     parts: int = PARTS,
-    copy: Path | None = None,
 ) -> DataFrame:
     """The rows of the archive with lo < id <= hi, with these columns of schemas.LETTERS, or with
     those of schemas.ARCHIVE.
 
     Each action reads the rows again, in `parts` ranges side by side (fewer when there are few
     rows). Take ids that are settled (see lake/watermark.py), so that each action sees the same
-    rows. Ask for the columns that you need, because Spark does not tell a Python source. With
-    `copy`, a directory, an action that reads to the end also writes all columns there: see
-    sinks/parquet_files.py. No secret gets into the plan.
+    rows. Ask for the columns that you need, because Spark does not tell a Python source. No secret
+    gets into the plan.
     """
     spark.dataSource.register(ArchiveSource)
     schema = schemas.chosen(schemas.LETTERS, list(columns or schemas.ARCHIVE.names))
     reader = spark.read.format(ArchiveSource.name()).schema(from_arrow_schema(schema))
     lo, hi = ids
     reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
-    return (reader if copy is None else reader.option("copy", str(copy))).load()
+    return reader.load()
 
 
 def finished_between(
@@ -90,9 +86,7 @@ class ArchiveSource(DataSource):
       an action, so two actions on one DataFrame may see different rows, and rows that are not
       settled;
     - `parts`: ranges that are read side by side (8), fewer when there are few rows;
-    - `reader`: `auto`, or `cursor` for Django's cursor on any database;
-    - `copy`: a directory to which the rows, with all columns, are also written as Parquet by UTC
-      date: see sinks/parquet_files.py.
+    - `reader`: `auto`, or `cursor` for Django's cursor on any database.
 
     The columns are those of `.schema(...)`, or all. A narrow schema is read twice as quickly, and
     Spark does not tell a Python source which columns it needs.
@@ -126,11 +120,6 @@ class RangeReader(DataSourceReader):
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
-        self._copy = options.get("copy")
-        if self._copy and schema != schemas.ARCHIVE:
-            raise ConfigurationError(
-                "The option `copy` writes the columns of the lake: all, in their order."
-            )
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ranges of ids, with about as many rows each."""
@@ -144,12 +133,9 @@ class RangeReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
         ids = partition.value
-        batches = read_rows(
+        yield from read_rows(
             self._database, self._schema, ids, table=self._table, reader=self._reader
         )
-        if self._copy:
-            batches = copied(batches, Path(self._copy), "part-{}-{}".format(*ids))
-        yield from batches
 
 
 class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -214,8 +200,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Ranges of ids, with about as many rows each."""
         lo, hi = start["id"], end["id"]
-        parts = ranges.parts_of((lo, hi), self._parts)
-        return [InputPartition(ids) for ids in ranges.edges(self._database, (lo, hi), parts)]
+        found = ranges.edges(self._database, (lo, hi), self._parts)
+        return [InputPartition(ids) for ids in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""

@@ -24,9 +24,9 @@ SAMPLE = 64
 LEAST = 1_000
 #: Most ranges that are read side by side, by default.
 PARTS = 8
-#: Ids of a part that parts_of() makes: each part becomes a file per date, and many small files are
-#: slow to read.
-IDS_OF_PART = 50_000
+#: Rows of a part that will be written to files: each part becomes a file per date, and many small
+#: files are slow to read.
+ROWS_OF_PART = 50_000
 
 
 class IdSpan(NamedTuple):
@@ -41,11 +41,6 @@ class IdSpan(NamedTuple):
     def width(self) -> int:
         """How many ids it could have."""
         return self.last - self.first + 1
-
-
-def parts_of(ids: Range, most: int = PARTS) -> int:
-    """In how many parts a batch of rows is read that will be written to files."""
-    return min(most, max(1, (ids[1] - ids[0]) // IDS_OF_PART))
 
 
 def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> list[Range]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.functions import arrow_udf
@@ -25,8 +24,10 @@ from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
 from .. import schemas
-from ..job_errors import LakeError
-from ..lake.lake import Lake, LakeFile
+from ..lake.files import LakeFile, Store, open_file
+from ..lake.lake import Lake
+from ..params import Storage
+from ..session import parallelism, spread
 
 Numbers = np.ndarray[Any, Any]
 Batches = Iterator[pa.RecordBatch]
@@ -323,8 +324,7 @@ def aggregate_files(
     until: datetime | None,
 ) -> DataFrame:
     """The same of the rows in these files that finished in [since, until); None: without a bound.
-    Raises LakeError when a file is not there as its commit says; an action does when a file cannot
-    be read."""
+    An action raises LakeError when a file is not as the log says."""
     count = partial(aggregated, since=since, until=until)
     return added_up(mapped_files(spark, lake, files, count))
 
@@ -334,49 +334,35 @@ def mapped_files(
 ) -> DataFrame:
     """AGGREGATES of files, which the Python of the executors reads itself: through Java, the rows
     would take four times as long. `count` is like aggregated(), and gets texts as dictionaries."""
-    number = min(len(files), PARTS * spark.sparkContext.defaultParallelism)
-    parts = _parted([(str(lake.check(file)), file.rows) for file in files], number)
-    read = partial(_counted, parts=parts, count=count, size=BATCH)
-    return spark.range(0, len(parts), numPartitions=max(1, len(parts))).mapInArrow(
-        read, from_arrow_schema(AGGREGATES)
-    )
+    parts = _parted(files, min(len(files), PARTS * parallelism(spark)))
+    work = partial(_counted, storage=lake.storage, count=count, size=BATCH)
+    return spread(spark, parts, work, AGGREGATES)
 
 
-def _parted(files: Sequence[tuple[str, int]], number: int) -> list[list[str]]:
-    """The paths in this number of parts with about as many rows each. They keep their order,
+def _parted(files: Sequence[LakeFile], number: int) -> list[list[LakeFile]]:
+    """The files in this number of parts with about as many rows each. They keep their order,
     because neighbours have rows of one hour."""
-    parts: list[list[str]] = [[] for _ in range(number)]
-    rows, seen = max(1, sum(count for _, count in files)), 0
-    for path, count in files:
-        parts[min(number - 1, number * (2 * seen + count) // (2 * rows))].append(path)
-        seen += count
+    parts: list[list[LakeFile]] = [[] for _ in range(number)]
+    rows, seen = max(1, sum(file.rows for file in files)), 0
+    for file in files:
+        parts[min(number - 1, number * (2 * seen + file.rows) // (2 * rows))].append(file)
+        seen += file.rows
     return parts
 
 
 def _counted(
-    numbers: Batches,
-    parts: Sequence[Sequence[str]],
-    count: Callable[[Batches], Batches],
-    size: int,
+    files: Sequence[LakeFile], storage: Storage, count: Callable[[Batches], Batches], size: int
 ) -> Batches:
-    """On an executor: the parts with these numbers, counted."""
+    """On an executor: the files, counted."""
     texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
+    store = Store(storage)
 
     def rows() -> Batches:
-        paths = (
-            path
-            for batch in numbers
-            for number in batch.column(0).to_pylist()
-            for path in parts[number]
-        )
-        for path in paths:
-            try:
-                with parquet.ParquetFile(path, read_dictionary=texts) as file:
-                    yield from file.iter_batches(
-                        size, columns=schemas.FIGURES.names, use_threads=False
-                    )
-            except (OSError, pa.ArrowException) as error:
-                raise LakeError(f"{path} cannot be read: {error}") from None
+        for file in files:
+            with open_file(store, file, read_dictionary=texts) as source:
+                yield from source.iter_batches(
+                    size, columns=schemas.FIGURES.names, use_threads=False
+                )
 
     return count(rows())
 

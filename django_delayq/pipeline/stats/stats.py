@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.conf import get_settings
 from ...core.times import epoch_us, from_ms, stored, stored_ms, utc
-from ...models import BatchState, LakeBatch, TaskDay, TopicHour
+from ...models import LakeBatch, TaskDay, TopicHour
 from ...stats.hourly import (
     DAY,
     HOUR,
@@ -37,7 +37,7 @@ from ...stats.hourly import (
 from ...stats.stats_service import SETTLE
 from .. import schemas
 from ..lake.lake import Lake
-from ..lake.ledger import Ledger, stored_instant
+from ..lake.ledger import Ledger, settled_at
 from ..lake.watermark import last_settled_id
 from ..params import Params, Report, StatsOptions, Tell
 from ..session import configured
@@ -81,9 +81,7 @@ class Input(NamedTuple):
     """As aggregates.aggregate_frame()."""
     span: Period
     counted: Mapping[int, int | None] = {}
-    """Batches of the lake whose hours and days are all computed: id -> commit."""
-    hours: Collection[datetime] = ()
-    """Hours of the span in which rows of the lake finished, also rows that are gone."""
+    """Batches of the lake whose hours and days are all computed: id -> version."""
 
 
 class Chunk(NamedTuple):
@@ -128,7 +126,7 @@ class WriteBackResult:
         more = ", ..." if len(self.kept) > NAMED else ""
         # The beginning and the end of each.
         hours = [(span, span + HOUR) for span in self.kept if isinstance(span, datetime)]
-        days = [_begin(str(span)) for span in self.kept if not isinstance(span, datetime)]
+        days = [_begin(span) for span in self.kept if not isinstance(span, datetime)]
         begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
         return [
             f"{len(self.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
@@ -181,51 +179,36 @@ def _of_lake(
 ) -> Input | None:
     lake = Lake(params.lake)
     ledger = Ledger(lake)
-    commits = ledger.check() if params.dry_run else ledger.catch_up()
-    settled_at = max(
-        (at for commit in commits if (at := stored_instant(commit.settled_at))), default=None
-    )
-    if settled_at is None:
+    if params.dry_run:
+        ledger.check()
+    else:
+        ledger.catch_up()
+    files = lake.files()
+    if not files:
         return None
-    span = _span(params, settled_at)
-    # The UTC dates, YYYY-MM-DD, on which the rows of each commit finished.
-    dates_of = {
-        commit.seq: {hour[:10] for hour in commit.hours} | {file.dt for file in commit.files}
-        for commit in commits
-    }
+    span = _span(params, settled_at(lake.last_id))
     # The batches with rows that have not been counted, and the dates on which these finished.
     uncounted = {
-        batch: dates_of[batch.seq]
-        for batch in ledger.batches.filter(
-            counted_at=None,
-            seq__isnull=False,
-            state__in=(BatchState.COMMITTED, BatchState.PRUNED),
-        )
-        if batch.seq in dates_of
+        batch: {file.dt for file in lake.files(ids=(batch.lo, batch.hi))}
+        for batch in ledger.batches.filter(counted_at=None, version__isnull=False)
     }
-    files = lake.files()
     chosen = options.everything or params.since or params.until
+    of_batches: Iterable[Iterable[date]] = [[file.dt for file in files]]
     dates = {
         dt
-        for of_batch in (dates_of if chosen else uncounted).values()
+        for of_batch in (of_batches if chosen else uncounted.values())
         for dt in of_batch
         if _begin(dt) < span.until and (span.since is None or _begin(dt) + DAY > span.since)
     }
     files = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in files):,} rows of {len(dates):,} days")
     counted = {
-        batch.pk: batch.seq
+        batch.pk: batch.version
         for batch, of_batch in uncounted.items()
         if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
     }
-    hours = {
-        datetime.fromisoformat(hour.replace("Z", "+00:00"))
-        for commit in commits
-        for hour in commit.hours
-        if hour[:10] in dates
-    }
     return Input(
-        aggregates.aggregate_files(spark, lake, files, span.since, span.until), span, counted, hours
+        aggregates.aggregate_files(spark, lake, files, span.since, span.until), span, counted
     )
 
 
@@ -235,8 +218,8 @@ def _span(params: Params, settled_at: datetime) -> Period:
     return Period(since, min(settled_at, now, until or settled_at)).whole(HOUR)
 
 
-def _begin(dt: str) -> datetime:
-    return datetime.fromisoformat(dt).replace(tzinfo=timezone.utc)
+def _begin(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
 
 
 def _floor(when: datetime, length: timedelta) -> datetime:
@@ -260,14 +243,9 @@ def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) ->
         tell(f"writing {number:,} rows")
 
         def chunks() -> Iterator[Chunk]:
-            yield from hour_chunks(
-                _ordered(aggregates.topic_hours(found), "hour", "topic"),
-                [at for at in given.hours if given.span.has(at, HOUR)],
-            )
-            begins = {_floor(at, DAY) for at in given.hours}
+            yield from hour_chunks(_ordered(aggregates.topic_hours(found), "hour", "topic"))
             yield from day_chunks(
-                _ordered(aggregates.task_days(found, MOST_ERRORS), "day", "topic", "task"),
-                [at.date() for at in begins if given.span.has(at, DAY)],
+                _ordered(aggregates.task_days(found, MOST_ERRORS), "day", "topic", "task")
             )
 
         finish = partial(_mark_counted, given.counted)
@@ -285,38 +263,28 @@ def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
 def _mark_counted(counted: Mapping[int, int | None]) -> None:
     """Enter that the batches are counted, except batches that were repaired meanwhile."""
     now = django_timezone.now()
-    for pk, seq in counted.items():
-        LakeBatch.objects.filter(pk=pk, seq=seq, counted_at=None).update(counted_at=now)
+    for pk, version in counted.items():
+        LakeBatch.objects.filter(pk=pk, version=version, counted_at=None).update(counted_at=now)
 
 
-def hour_chunks(
-    rows: Iterable[Mapping[str, Any]], hours: Iterable[datetime] = ()
-) -> Iterator[Chunk]:
-    """The rows of aggregates.topic_hours(), in the order of their hours; and then those of `hours`
-    (UTC) that have no rows any more."""
-    without = set(hours)
+def hour_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """The rows of aggregates.topic_hours(), in the order of their hours."""
     for at, group in groupby(rows, key=lambda row: row["hour"]):
         hour = stored_ms(at / 1000)
         span = utc(hour)
-        without.discard(span)
         found = [TopicHour(**{**row, "hour": hour}) for row in group]
         yield Chunk(TopicHour, stored(span), span, found)
-    yield from (Chunk(TopicHour, stored(hour), hour, []) for hour in sorted(without))
 
 
-def day_chunks(rows: Iterable[Mapping[str, Any]], days: Iterable[date] = ()) -> Iterator[Chunk]:
-    """The rows of aggregates.task_days(), in the order of their days; and then those of `days` that
-    have no rows any more."""
-    without = set(days)
+def day_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
+    """The rows of aggregates.task_days(), in the order of their days."""
     for at, group in groupby(rows, key=lambda row: row["day"]):
         day = from_ms(at / 1000).date()
-        without.discard(day)
         found = []
         for row in group:
             errors = {cell["error"]: cell["n"] for cell in row["errors"] or ()}
             found.append(TaskDay(**{**row, "day": day, "errors": encode_errors(errors)}))
         yield Chunk(TaskDay, day, day, found)
-    yield from (Chunk(TaskDay, day, day, []) for day in sorted(without))
 
 
 def write_back(

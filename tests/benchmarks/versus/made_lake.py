@@ -1,8 +1,7 @@
 """Makes a lake of any size, quickly: the same rows each time, with commits as the export leaves
 them.
 
-Its times are two lognormal ones, so that their percentiles lie far apart. Nothing reads the
-signatures of its commits.
+Its times are two lognormal ones, so that their percentiles lie far apart.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import parquet
 
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.lake.lake import Commit, Digest, Lake
+from django_delayq.pipeline.lake.files import Store, write_rows
+from django_delayq.pipeline.lake.lake import Lake
 from tests.benchmarks.seed import ERRORS, TASKS, WEIGHTS
 
 #: Rows of one commit.
@@ -31,63 +29,29 @@ STATES, SHARES = ("acked", "dead", "cancelled"), (0.96, 0.025, 0.015)
 def make(root: Path, rows: int) -> Lake:
     """A new lake with so many rows over thirty days, about in the order of their ids."""
     lake, dice = Lake(root), np.random.default_rng(rows)
-    for seq, lo in enumerate(range(0, rows, BATCH), start=1):
+    lake.create()
+    store = Store(lake.storage)
+    for lo in range(0, rows, BATCH):
         hi = min(lo + BATCH, rows)
-        attempt = lake.attempt(lo, hi)
-        table = _table(dice, lo, hi, rows)
-        written = {
-            _write(attempt, str(day), part): Digest(part.num_rows) for day, part in _by_day(table)
-        }
-        _commit(lake, seq, (lo, hi), lake.files_of(written))
+        batches = _table(dice, lo, hi, rows).to_batches()
+        lake.append(list(write_rows(store, batches, f"{lo}-{hi}")), (lo, hi))
     return lake
 
 
 def repeat(source: Lake, root: Path, times: int) -> Lake:
     """A lake with the same files so many times, by links: nothing is copied."""
-    lake, commits = Lake(root), source.commits()
-    step = commits[-1].hi
-    for seq in range(len(commits) * times):
-        turn, at = divmod(seq, len(commits))
-        one = commits[at]
-        lo, hi = one.lo + turn * step, one.hi + turn * step
-        attempt = lake.attempt(lo, hi)
-        written = {
-            _linked(source.root / file.path, attempt / f"dt={file.dt}"): Digest(file.rows)
-            for file in one.files
-        }
-        _commit(lake, seq + 1, (lo, hi), lake.files_of(written))
+    lake, files = Lake(root), source.files()
+    lake.create()
+    step = source.last_id
+    for turn in range(times):
+        linked = []
+        for file in files:
+            path = f"dt={file.dt}/{turn}-{Path(file.path).name}"
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(Path(source.uri, file.path), root / path)
+            linked.append(file._replace(path=path))
+        lake.append(linked, (turn * step, turn * step + step))
     return lake
-
-
-def _commit(lake: Lake, seq: int, ids: tuple[int, int], files: list[Any]) -> None:
-    rows = sum(file.rows for file in files)
-    lake.commit(
-        Commit(
-            seq=seq, kind="append", lo=ids[0], hi=ids[1], rows=rows, signature="made", files=files
-        )
-    )
-
-
-def _linked(file: Path, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    link = folder / file.name
-    os.link(file, link)
-    return link
-
-
-def _write(attempt: Path, day: str, part: pa.Table) -> Path:
-    path = attempt / f"dt={day}" / "part-00000.zstd.parquet"
-    path.parent.mkdir(parents=True)
-    parquet.write_table(part, path, compression="zstd")
-    return path
-
-
-def _by_day(table: pa.Table) -> Any:
-    """Each date and its rows, in the order of topic and time, as the export writes them."""
-    days = pc.cast(pc.floor_temporal(table["finished_at"], unit="day"), pa.date32())
-    for day in pc.unique(days).to_pylist():
-        part = table.filter(pc.equal(days, pa.scalar(day, pa.date32())))
-        yield day, part.sort_by([("topic", "ascending"), ("finished_at", "ascending")])
 
 
 def _table(dice: np.random.Generator, lo: int, hi: int, rows: int) -> pa.Table:

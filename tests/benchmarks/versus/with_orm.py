@@ -35,7 +35,7 @@ def fill(lake: Path) -> None:
         cursor.execute(f"TRUNCATE {table}")
         _drop_indexes(cursor, table)
     names: tuple[str, ...] = ()
-    for path in Lake(lake).paths():
+    for path in Lake(lake).uris():
         for batch in parquet.ParquetFile(path).iter_batches(100_000):
             names = tuple(batch.schema.names)
             options = csv.WriteOptions(include_header=False)

@@ -1,0 +1,154 @@
+"""Where SQL and the lake differ, and how they are made equal again: the rows of SQL are exported
+once more, in the place of those that the lake has."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from ...models import LakeBatch
+from .. import schemas
+from ..params import Database
+from ..sources.ranges import Range
+from ..sources.table_reader import read_rows
+from . import batches
+from .batches import GONE, SAME, Compared
+from .files import LakeFile, Store, read_file, write_file, write_rows
+from .ledger import Ledger
+
+#: Every instant, in microseconds since 1970.
+FIRST, LAST = -(2**62), 2**62
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass
+class Differences:
+    """What a comparison found, by kind and day."""
+
+    rows: Counter[tuple[str, date]] = field(default_factory=Counter)
+    ids: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Of the rows that differ, by kind: not all, when there are many."""
+
+    def count(self, kind: str) -> int:
+        """How many rows there are of a kind: see batches.SAME and those beside it."""
+        return sum(count for (found, _), count in self.rows.items() if found == kind)
+
+    def days(self) -> list[date]:
+        """The days on which rows differ."""
+        return sorted({day for (kind, day), count in self.rows.items() if kind != SAME and count})
+
+
+class Scope(NamedTuple):
+    """Which rows are compared."""
+
+    since: datetime | None = None
+    """Only those that finished in [since, until)."""
+    until: datetime | None = None
+    whole: bool = False
+    """Whether rows that SQL has lost are found, too: of batches that no export has pruned."""
+    whole_after: date | None = None
+    """Only those of them that finished on a later day."""
+
+
+ALL = Scope()
+
+
+def compare_batches(
+    spark: SparkSession,
+    database: Database,
+    ledger: Ledger,
+    chosen: Sequence[LakeBatch],
+    scope: Scope = ALL,
+    most: int = 1_000,
+) -> Differences:
+    """Compare the rows of these batches, row by row and column by column, on the executors. At most
+    `most` ids of each kind are named. Days that a retention has dropped are left out. Raises
+    LakeError."""
+    lake = ledger.lake
+    begin = FIRST if scope.since is None else _us(scope.since)
+    if kept := lake.retained_since:
+        begin = max(begin, (kept - _EPOCH).days * 86_400_000_000)
+    end = LAST if scope.until is None else _us(scope.until)
+    parts = []
+    for batch in chosen:
+        ids = (batch.lo, batch.hi)
+        for some in batches.ranges_to_compare(database, ids, batch.rows or 0):
+            files = [
+                file for file in lake.files(ids=some) if file.newest >= begin and file.oldest < end
+            ]
+            parts.append(Compared(some, files, begin, end, scope.whole and not batch.pruned))
+    found = Differences()
+    if not parts:
+        return found
+    for row in batches.compare(spark, database, lake.storage, parts, most).to_pylist():
+        if row["kind"] == GONE and scope.whole_after and row["dt"] <= scope.whole_after:
+            continue
+        found.rows[row["kind"], row["dt"]] += row["rows"]
+        ids_of_kind = found.ids[row["kind"]]
+        ids_of_kind += row["ids"][: most - len(ids_of_kind)]
+    return found
+
+
+def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> int:
+    """Put these rows of SQL into the lake, in the place of what it has under these ids, in one
+    commit. It needs no Spark. Returns how many rows. Raises LakeError, LakeConflict."""
+    lake = ledger.lake
+    store, wanted = Store(lake.storage), sorted(ids)
+    span = (wanted[0] - 1, wanted[-1])
+    values = pa.array(wanted, pa.int64())
+    name = batches.new_name(span)
+
+    def of_sql() -> Iterator[pa.RecordBatch]:
+        for some in _runs(wanted):
+            for batch in read_rows(database, schemas.ARCHIVE, some):
+                yield batch.filter(pc.is_in(batch["id"], values))
+
+    removed, added = [], []
+    for number, file in enumerate(lake.files(ids=span)):
+        held = sum(
+            pc.sum(pc.is_in(batch["id"], values)).as_py() or 0
+            for batch in read_file(store, file, ["id"], span)
+        )
+        if held:
+            removed.append(file)
+            added += without_rows(store, file, values, f"dt={file.dt}/{name}-r{number}.parquet")
+    new = [file for file in write_rows(store, of_sql(), name) if file.rows]
+    version = lake.replace("repair", removed, [*added, *new], rows=sum(one.rows for one in new))
+    ledger.repaired(span, version)
+    return sum(file.rows for file in new)
+
+
+def without_rows(store: Store, file: LakeFile, ids: pa.Array, path: str) -> list[LakeFile]:
+    """Write a file without the rows with these ids. Returns the new file; none when it would be
+    empty."""
+
+    def kept() -> Iterator[pa.Table]:
+        for batch in read_file(store, file):
+            if (rest := batch.filter(pc.invert(pc.is_in(batch["id"], ids)))).num_rows:
+                yield pa.Table.from_batches([rest])
+
+    if not any(True for _ in kept()):
+        return []
+    return [write_file(store, path, file.dt, kept)]
+
+
+def _runs(ids: Sequence[int], gap: int = 10_000) -> Iterator[Range]:
+    """The ids in ranges without a big gap."""
+    first = last = ids[0]
+    for one in ids[1:]:
+        if one - last > gap:
+            yield first - 1, last
+            first = one
+        last = one
+    yield first - 1, last
+
+
+def _us(when: datetime) -> int:
+    return round((when - datetime(1970, 1, 1, tzinfo=timezone.utc)).total_seconds() * 1e6)
