@@ -42,7 +42,7 @@ WITHOUT = || echo "make test: going on without; what needs it is skipped, or fai
 
 # The browser on its own: some systems have no such package, and then the servers still come.
 servers: $(VENV)/dev.stamp
-	@.ci/system-packages redis-server mariadb-server rabbitmq-server $(WITHOUT)
+	@.ci/system-packages redis-server mariadb-server rabbitmq-server strace $(WITHOUT)
 	@.ci/system-packages $(CHROMIUM_PACKAGE) $(WITHOUT)
 	@$(JAVA_HERE)
 
