@@ -12,16 +12,16 @@ from typing import Any
 from django.db import connections, transaction
 
 from ..core import signals
-from ..core.chunks import chunked
+from ..core.chunks import chunked, chunked_by_weight
 from ..core.conf import get_settings
 from ..core.database import locked, reached, write_first
-from ..core.exceptions import StoreError
+from ..core.exceptions import StoreError, StoreUnavailable
 from ..core.message import task_code
 from ..core.service import Service, Sleeper
 from ..core.signals import Event
 from ..models import OutboxMessage, OutboxStatus
 from ..store import get_store
-from ..store.client import BATCH
+from ..store.client import BATCH, BATCH_BYTES
 from ..store.keys import Partition
 from ..store.store import RedisStore, base_mode, replaces
 from . import lookup, outbox, postponed
@@ -117,9 +117,9 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
     """Store the rows' messages in Redis and mark the rows as sent. Call it in a transaction that
     holds the rows.
 
-    Returns the errors. The rows of a partition with an error wait a little, so that they do not
-    hold up others. After an error that took long nothing more is sent: a caller that cancels one of
-    the rows waits as long as they are held.
+    Returns the errors. The rows of a call with an error wait a little, so that they do not hold up
+    others; Redis may have them when its answer was lost. After an error that took long nothing more
+    is sent: a caller that cancels one of the rows waits as long as they are held.
     """
     batches: dict[Partition, list[OutboxMessage]] = defaultdict(list)
     for row in rows:
@@ -127,10 +127,17 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
     sent: list[Any] = []
     errors: list[StoreError] = []
     began = time.monotonic()
-    for partition, batch in batches.items():
+    # One script call each: what one has stored is marked as sent, also when the next one fails.
+    calls = [
+        (partition, batch)
+        for partition, together in batches.items()
+        for batch in chunked_by_weight(together, lambda row: len(row.record), BATCH_BYTES)
+    ]
+    for partition, batch in calls:
         names = {task_code(row.task): row.task for row in batch}
+        is_tried = not errors or time.monotonic() - began <= LONG
         try:
-            if errors and time.monotonic() - began > LONG:
+            if not is_tried:
                 raise errors[0]
             for row in batch:
                 if row.moved_to_ms and replaces(row.on_duplicate):
@@ -139,9 +146,10 @@ def send(store: RedisStore, rows: Sequence[OutboxMessage]) -> Sequence[StoreErro
         except StoreError as error:  # of one cluster node, say: the other partitions go on
             errors.append(error)
             again_at_ms = store.now_us() // 1000 + outbox.AGAIN_MS
-            OutboxMessage.objects.filter(pk__in=[row.pk for row in batch]).update(
-                relay_at_ms=again_at_ms
-            )
+            left = OutboxMessage.objects.filter(pk__in=[row.pk for row in batch])
+            left.update(relay_at_ms=again_at_ms)
+            if is_tried and not isinstance(error, StoreUnavailable):
+                left.update(may_be_in_redis=True)
             continue
         stored = [
             row for index, row in enumerate(batch) if not _give_way(row, words.get(index, ""))

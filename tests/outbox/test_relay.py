@@ -4,6 +4,7 @@ runs once."""
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 
 from django_delayq.core import signals
-from django_delayq.core.exceptions import DatabaseUnavailable, StoreUnavailable
+from django_delayq.core.exceptions import DatabaseUnavailable, OutcomeUnknown, StoreUnavailable
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import relay
 from django_delayq.outbox.relay import Relay, before_claims
@@ -381,3 +382,22 @@ def test_it_waits_for_no_longer_than_it_may(hands: Hands, monkeypatch: pytest.Mo
     begun = time.monotonic()
     before_claims(0.1)
     assert 0.1 <= time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize(("size", "found"), [(1, {"waiting"}), (32_000, {"waiting", "sent"})])
+def test_what_a_broken_round_has_stored_is_cancelled_there_too(
+    hands: Hands, size: int, found: set[str]
+) -> None:
+    handles = far.enqueue_many((secrets.token_hex(size),) for _ in range(20))
+    near()
+    with lost_answers(), pytest.raises(OutcomeUnknown):  # of the first of one call, or of three
+        hands.relayer.run_once()
+    assert len(messages_in(hands.store)) == 20
+    assert set(statuses()) == found
+    with unreachable():
+        assert all(handle.cancel() for handle in handles)
+    hands.store.breaker.opened_in = 0
+    OutboxMessage.objects.update(relay_at_ms=1)
+    hands.relay()
+    hands.work()
+    assert seen == []
