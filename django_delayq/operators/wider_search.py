@@ -52,6 +52,8 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     """Messages with this argument: among the waiting ones, and among those that ended in the last
     24 hours. Only of these topics. Raises InvalidMessage, UnknownTopic and StoreUnavailable."""
     waiting = WaitingSelection(topic=topic, argument=argument, value=value)
+    if topics is not None and topic and topic not in topics:  # hidden, or there is none
+        return ArgumentHits(hits=[], all_waiting=True, all_ended=True)
     hits, read, all_waiting = list[SearchResult](), 0, True
     for page in _pages_of(waiting, topics):
         hits += map(live_hit, page)

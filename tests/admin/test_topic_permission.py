@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -170,6 +171,32 @@ def test_search_by_id_and_key_finds_nothing_hidden(
             answer = client.get(address("find"), {"q": query, "topic": topic})
             assert answer.status_code == 200
             assert answer.context["rows"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "query"),
+    [
+        ("find", {"q": "args.*:1042"}),
+        ("find", {"q": "1042"}),
+        ("waiting", {"argument": "order_id=1042"}),
+    ],
+)
+def test_a_hidden_topic_is_searched_like_one_that_nobody_has(
+    name: str,
+    query: dict[str, str],
+    world: World,
+    client: Client,
+    everyone_sees: Callable[..., None],
+):
+    everyone_sees("modes")
+    pages = {}
+    for topic in ("orders", "nobody"):
+        text = client.get(address(name), {**query, "topic": topic}).getvalue().decode()
+        main = text.partition('id="content"')[2].partition('id="footer"')[0]
+        main = re.sub(r"csrfmiddlewaretoken[^>]*|data-now=\S+", "", main)
+        pages[topic] = main.replace(topic, "TOPIC")
+    assert pages["orders"] == pages["nobody"]
+    assert "orders" not in pages["nobody"]
 
 
 def test_a_right_that_is_missing_on_one_topic_hides_arguments_in_lists(
