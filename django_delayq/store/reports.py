@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -10,7 +10,6 @@ from ..core.task_report import TaskProgress
 from .client import Read, RedisClient
 from .entries import Entry, entry_of
 from .keys import Partition, progress_key, result_key
-from .partitions import Partitions
 from .redis_errors import ERRORS
 
 #: So many of the newest entries of a finished stream are searched. An archiver that runs leaves far
@@ -21,13 +20,15 @@ MOST_SEARCHED = 5_000
 class Reports:
     """A part of the store. Every method raises what RedisStore's do."""
 
-    def __init__(self, client: RedisClient, partitions: Partitions) -> None:
+    def __init__(
+        self, client: RedisClient, candidates: Callable[[str, bytes], Sequence[Partition]]
+    ) -> None:
         self._client = client
-        self._partitions = partitions
+        self._candidates = candidates
 
     def result(self, topic: str, message_id: bytes) -> Entry | None:
         """The finished entry of an acked message with a result, while RESULT_TTL lasts."""
-        for partition in self._partitions.candidates(topic, message_id):
+        for partition in self._candidates(topic, message_id):
             if found := self.await_result(partition, message_id):
                 return found
         return None
@@ -57,7 +58,7 @@ class Reports:
     def ended(self, topic: str, message_id: bytes) -> Entry | None:
         """How a message has ended that the archiver has not taken yet: the newest entry of this
         id."""
-        for partition in self._partitions.candidates(topic, message_id):
+        for partition in self._candidates(topic, message_id):
             found = self._client.call("ended", partition, (message_id, MOST_SEARCHED))
             if found:
                 entry, flat = found
@@ -66,7 +67,7 @@ class Reports:
 
     def progress(self, topic: str, message_id: bytes) -> TaskProgress | None:
         """What the task of a running message has reported last."""
-        for partition in self._partitions.candidates(topic, message_id):
+        for partition in self._candidates(topic, message_id):
             key = progress_key(self._client.prefix, partition, message_id)
             if raw := self._client.command("GET", key):
                 return msgspec.json.decode(raw, type=TaskProgress)
@@ -87,7 +88,7 @@ class Reports:
         """Remove the results and the progress of these messages."""
         prefix = self._client.prefix
         for message_id in ids:
-            for partition in self._partitions.candidates(topic, message_id):
+            for partition in self._candidates(topic, message_id):
                 for key in (result_key, progress_key):
                     # Not DEL: a Redis user with the rights of the docs may not.
                     self._client.command("EXPIRE", key(prefix, partition, message_id), 0)

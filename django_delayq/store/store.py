@@ -28,9 +28,16 @@ from ..core.times import When
 from .bulk_load import BulkLoader
 from .client import BATCH, BATCH_BYTES, Read, RedisClient
 from .connection import RedisPy
-from .keys import Partition, partition_keys, progress_key, rate_keys, result_key, windows_key
+from .keys import (
+    Partition,
+    partition_keys,
+    partition_of,
+    progress_key,
+    rate_keys,
+    result_key,
+    windows_key,
+)
 from .lease import Lease
-from .partitions import Partitions
 from .queries import Life, Queries, found_in, optional
 from .repair import Repair
 from .reports import Reports
@@ -45,6 +52,9 @@ CRASH_BACKOFF_MS = 5_000
 #: Seconds after which we send the names of tasks to a partition again, because FLUSHALL removes
 #: them. At every call each would cost 2 us.
 SEND_NAMES_AGAIN = 30.0
+#: Seconds after which a process reads the numbers of partitions again. It also registers its own
+#: again, because FLUSHALL removes them.
+READ_COUNTS_AGAIN = 30.0
 T = TypeVar("T")
 Ids = list[bytes]
 Leases = list[Lease]
@@ -123,6 +133,62 @@ class Located(NamedTuple):
     found: Found
 
 
+class Partitions:
+    """Knows into how many partitions each topic is and was split, and so where a message can be."""
+
+    def __init__(self, topics: Topics, queries: Queries) -> None:
+        self._topics = topics
+        self._queries = queries
+        self._registered: dict[str, set[int]] = {}
+        self._counts: dict[str, set[int]] = {}
+        """Of the topics that were asked for since the last reading."""
+        self._read_at = -READ_COUNTS_AGAIN
+
+    def counts(self, topic: str) -> set[int]:
+        """Every number of partitions that the topic has had, ours included."""
+        now = time.monotonic()
+        if now - self._read_at >= READ_COUNTS_AGAIN:
+            self._registered, self._counts = self._topics.registered(), {}
+            self._read_at = now
+        counts = self._counts.get(topic)
+        if counts is None:
+            count, counts = self._topics.configured(topic), self._registered.get(topic, set())
+            if count not in counts:
+                counts = self._topics.register(topic, count)
+            self._counts[topic] = counts
+        return counts
+
+    def single(self, topic: str) -> Partition | None:
+        """The only partition of a topic that has never had more: most topics, and one look-up for a
+        whole batch."""
+        return Partition(topic, 0) if self.counts(topic) == {1} else None
+
+    def all(self, topic: str) -> list[Partition]:
+        """Every partition that may hold messages of the topic."""
+        return [Partition(topic, number) for number in range(max(self.counts(topic)))]
+
+    def candidates(self, topic: str, message_id: bytes) -> list[Partition]:
+        """Where a message of this id can be, today's place first."""
+        today = self._topics.configured(topic)
+        counts = sorted(self.counts(topic), key=lambda count: count != today)
+        return list(dict.fromkeys(partition_of(topic, message_id, count) for count in counts))
+
+    def place(self, topic: str, message_id: bytes, keyed: bool) -> Partition:
+        """Where to enqueue. A key that is live in an old partition stays there, so that it is live
+        in one place only."""
+        if keyed and len(candidates := self.candidates(topic, message_id)) > 1:
+            for partition in candidates[1:]:
+                if self._queries.find(partition, [message_id])[0] is not None:
+                    return partition
+        elif not keyed:
+            self.counts(topic)
+        return partition_of(topic, message_id, self._topics.configured(topic))
+
+    def forget(self) -> None:
+        """Read anew at the next use."""
+        self._read_at = -READ_COUNTS_AGAIN
+
+
 class RedisStore:
     """The only way to change the state of a message. Each transition is one method here and one Lua
     file; everything else is done by a part.
@@ -146,7 +212,7 @@ class RedisStore:
         """Heartbeats, quiet workers, locks, samples."""
         self.bulk_load = BulkLoader(self.client)
         """Adds very many messages, each once."""
-        self.reports = Reports(self.client, self.partitions)
+        self.reports = Reports(self.client, self.partitions.candidates)
         """Reads results and progress."""
         self.requests = Requests(self.client)
         """Counts the calls of the HTTP API, and keeps answers."""

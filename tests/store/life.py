@@ -104,6 +104,7 @@ def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:
 
 def auditing(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What an audit does."""
+    yield lambda: list(store.queries.records(PARTITION))
     yield lambda: store.repair.diagnose(PARTITION, [new_id()])
     yield lambda: store.repair.check(PARTITION, "no_attempts", [Suspect(new_id())])
     yield lambda: store.repair.mend(PARTITION, "stray_attempts", [Suspect(new_id())])

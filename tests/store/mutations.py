@@ -187,11 +187,12 @@ MUTATIONS = [
     Mutation("shared/grant", "held, till = false, nil", "till = nil"),
     Mutation("claim", "return {NOW_US, till,", "return {NOW_US, '',"),
     # edit
-    Mutation("edit", "if not record then return 'NOT_FOUND' end\n", ""),
-    Mutation("edit", "if record == after then return 'OK' end\n", ""),
-    Mutation("edit", "if not score then return 'RUNNING' end\n", ""),
+    Mutation("edit", "if not record then", "if false then"),
+    Mutation("edit", "elseif record ~= after and not score then", "elseif not score then"),
+    Mutation("edit", "elseif record ~= after and not score then", "elseif false then"),
+    Mutation("edit", "elseif record ~= after and record ~= before then", "elseif record ~= before then"),
     Mutation("edit", "lane_of(record)", "NORMAL"),
-    Mutation("edit", "if record ~= before then return 'CHANGED' end\n", ""),
+    Mutation("edit", "elseif record ~= after and record ~= before then", "elseif false then"),
     Mutation("edit", "redis.call('HSET', MESSAGES, id, after)\n", ""),
     Mutation("edit", "redis.call('HSET', MESSAGES, id, after)", "redis.call('HSET', ATTEMPTS, id, after)"),
     Mutation("edit", "redis.call('HSET', MESSAGES, id, after)\n", "redis.call('HSET', MESSAGES, id, after)\n"
@@ -434,17 +435,17 @@ MUTATIONS = [
     Mutation("reclaim", "make_room(ids, ids, records, moves)\n", ""),
     Mutation("list", "base + tonumber(after_due)", "base"),
     Mutation("stats", "ready + held", "ready"),
-    Mutation("forecast", "if holding[n] then", "if false then"),
+    Mutation("forecast", "if holding then", "if false then"),
     # Looking
     Mutation("list", "<= hex(after_id)", "< hex(after_id)"),
     Mutation("list", "'(' .. score)", "score)"),
     Mutation("find", "due <= NOW and 'ready' or 'delayed'", "'ready'"),
     Mutation("leased_under", "string.sub(entry, 17, 32) == token", "true"),
-    Mutation("forecast", "for n, lane in ipairs(LANES) do", "for n, lane in ipairs({NORMAL}) do"),
+    Mutation("forecast", "for _, lane in ipairs(LANES) do", "for _, lane in ipairs({NORMAL}) do"),
     Mutation("forecast", "'-inf', '(' .. instant)", "NOW, '(' .. instant)"),
     Mutation("forecast", "'(' .. instant", "instant"),
-    Mutation("forecast", "count = count + redis.call", "count = redis.call"),
-    Mutation("forecast", "counts[i + 1] = count", "counts[i] = count"),
+    Mutation("forecast", "= counts[i + 1] + count", "= count"),
+    Mutation("forecast", "counts[i + 1] = counts", "counts[i] = counts"),
     Mutation("stats", "redis.call('ZCOUNT', lane, '-inf', NOW)", "redis.call('ZCARD', lane)"),
 ]  # fmt: skip
 

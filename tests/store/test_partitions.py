@@ -1,4 +1,4 @@
-"""partitions.py and keys.py: where a message is."""
+"""Partitions of the store, and keys.py: where a message is."""
 
 from __future__ import annotations
 

@@ -466,7 +466,9 @@ def test_worker_takes_samples(work: Work, delayq: RedisStore) -> None:
     record.using(delay=3600).enqueue(1)
     work()
     (sample,) = eventually(lambda: delayq.queries.snapshot((), (), 5).samples)
-    assert sample["topics"]["default"]["waiting"] == 1
+    assert sample["waiting"] == 1
+    ((of_topic,),) = delayq.queries.topic_samples(["default"], 5)
+    assert of_topic.waiting == 1
 
 
 def test_a_worker_without_isolated_tasks_loads_nothing_of_them() -> None:
