@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.lake import batches
 from django_delayq.pipeline.sources.archive_source import finished_between
 from django_delayq.pipeline.stats import aggregates
 from django_delayq.stats import histogram
@@ -366,21 +365,3 @@ def test_a_period_begins_with_its_first_instant_and_ends_before_its_last(spark: 
     assert ids(NINE + 3 * HOUR, None) == [3]
     assert ids(None, None) == [0, 1, 2, 3, 9]
     assert ids(None, NINE + HOUR, "mail") == []
-
-
-def test_equal_rows_have_an_equal_signature_in_whatever_order(spark: Any) -> None:
-    rows = [row(NINE + HOUR * n, id=n) for n in range(5)]
-
-    def signature(*some: dict[str, Any]) -> Any:
-        hashed = batches.hashed(frame(spark, *some, schema=schemas.ARCHIVE))
-        return hashed.agg(*batches.signature()).collect()[0].asDict()
-
-    whole = signature(*rows)
-    assert whole == signature(*reversed(rows))
-    assert (whole["rows"], whole["lowest"], whole["highest"]) == (5, 0, 4)
-    assert (whole["oldest"], whole["newest"]) == (
-        "2026-11-20T09:00:00.000000Z",
-        "2026-11-20T13:00:00.000000Z",
-    )
-    assert whole["low"] != signature(*rows[:4], {**rows[4], "reason": "x"})["low"]
-    assert signature()["rows"] == 0

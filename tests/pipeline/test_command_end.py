@@ -90,7 +90,7 @@ def missing_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("missing_secret")
 def test_an_error_of_ours_on_an_executor_is_said_as_it_is(spark: Any) -> None:
     with pytest.raises(CommandError) as failed:
-        call_command("delayq", "pipeline", "forecast")
+        call_command("delayq", "pipeline", "audit")
     assert str(failed.value).startswith("The secret 'env:NOWHERE' is not there")
     assert failed.value.returncode == Code.REFUSED
     assert spark.range(2).count() == 2, "a session that was there before stays"
@@ -100,7 +100,7 @@ def test_an_error_of_ours_on_an_executor_is_said_as_it_is(spark: Any) -> None:
 def test_with_traceback_all_of_it_is_shown(spark: Any) -> None:
     err = StringIO()
     with pytest.raises(SystemExit) as end:
-        call_command("delayq", "pipeline", "forecast", "--traceback", stderr=err)
+        call_command("delayq", "pipeline", "audit", "--traceback", stderr=err)
     assert end.value.code == Code.REFUSED
     assert "in resolve" in err.getvalue()
 

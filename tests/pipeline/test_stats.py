@@ -366,7 +366,7 @@ def test_files_are_read_in_parts_with_about_as_many_rows_each_in_their_order() -
         parts = aggregates._parted(files, number)
         return [[file.rows for file in part] for part in parts]
 
-    assert parted(4, 10, 20, 0, 30, 31, 32) == [[10, 20], [0, 30], [31], [32]]
+    assert parted(4, 10, 20, 0, 30, 31, 32) == [[10, 20, 0], [30], [31], [32]]
     assert parted(2, 1, 1_000) == [[1], [1_000]]
     assert parted(2, 0, 0) == [[0, 0], []]
     assert parted(0) == []
