@@ -22,6 +22,7 @@ from . import keys
 from .breaker import CircuitBreaker
 from .clock import ServerClock
 from .connection import RedisPy, close_client, mask, open_client, retire
+from .connection_pool import hang_up
 from .keys import Partition
 from .redis_errors import ERRORS, translate
 from .scripts import Script, load
@@ -116,13 +117,7 @@ class RedisClient:
             else (name, *args)
             for name, part, args in reads
         ]
-        try:
-            pipeline = asked.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
-        except ERRORS as error:
-            raise self.failed(error) from error
+        answers = self._pipelined(asked, commands)
         if any(isinstance(answer, Exception) and self._moved(answer, asked) for answer in answers):
             return self.read_all(reads)
         for at, answer in enumerate(answers):
@@ -132,6 +127,20 @@ class RedisClient:
                 )
             elif isinstance(answer, Exception):
                 raise self.failed(answer) from answer
+        return answers
+
+    def _pipelined(self, asked: RedisPy, commands: Iterable[Sequence[Any]]) -> list[Any]:
+        """The answers of commands in one round trip, errors among them."""
+        try:
+            pipeline = asked.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
+        except ERRORS as error:
+            raise self.failed(error) from error
+        except BaseException:
+            _drop_idle(asked)
+            raise
         return answers
 
     def begin(
@@ -159,10 +168,8 @@ class RedisClient:
         connection = self._send(pool, "EVALSHA", script.sha, *arguments)
 
         def read() -> Any:
-            try:
+            with _Lent(pool, connection):
                 return connection.read_response()
-            finally:
-                pool.release(connection)
 
         return lambda: self._scripted(asked, script, arguments, read)
 
@@ -184,14 +191,15 @@ class RedisClient:
 
         def read() -> Any:
             try:
-                try:
-                    answer = connection.read_response()
-                except redis.exceptions.NoScriptError:
-                    connection.send_command("EVAL", script.text, *arguments)
-                    answer = connection.read_response()
-                # On the same connection: WAIT asks for the writes of its own connection.
-                connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
-                replicas = connection.read_response()
+                with _Lent(pool, connection):
+                    try:
+                        answer = connection.read_response()
+                    except redis.exceptions.NoScriptError:
+                        connection.send_command("EVAL", script.text, *arguments)
+                        answer = connection.read_response()
+                    # On the same connection: WAIT asks for the writes of its own connection.
+                    connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
+                    replicas = connection.read_response()
             # MovedError is an AskError.
             except (redis.exceptions.AskError, redis.exceptions.TryAgainError):
                 again = partial(asked.execute_command, "EVALSHA", script.sha, *arguments)
@@ -200,8 +208,6 @@ class RedisClient:
                 if self._moved(error, asked):
                     return self.begin_replicated(name, script_keys, args)()
                 raise self.failed(error) from error
-            finally:
-                pool.release(connection)
             if replicas < self.settings.wait_replicas:
                 self.replicas.trip()
                 raise NotReplicated(answer)
@@ -227,13 +233,12 @@ class RedisClient:
         pool = getattr(self.redis, "connection_pool", None) or self._node_pool(self.prefix)
         # WAIT asks for what the primary had at the last command of the connection.
         connection = self._send(pool, "TIME")
-        try:
+        with _Lent(pool, connection):
             connection.read_response()
             connection.send_command("WAIT", self.settings.wait_replicas, self._wait_ms)
-            if connection.read_response() < self.settings.wait_replicas:
-                raise TooFewReplicas
-        finally:
-            pool.release(connection)
+            replicas = connection.read_response()
+        if replicas < self.settings.wait_replicas:
+            raise TooFewReplicas
 
     def _send(self, pool: Any, *command: Any) -> Any:
         """Send a command on a connection of the pool, and return the connection."""
@@ -242,6 +247,7 @@ class RedisClient:
             try:
                 connection.send_command(*command)
             except BaseException:
+                connection.disconnect()
                 pool.release(connection)
                 raise
         except ERRORS as error:
@@ -274,6 +280,9 @@ class RedisClient:
             if self._moved(error, asked):
                 return self.command(*args)
             raise self.failed(error) from error
+        except BaseException:
+            _drop_idle(asked)
+            raise
 
     def clock_ms(self) -> float:
         """Redis' clock. now_us() follows it."""
@@ -378,3 +387,31 @@ class RedisClient:
         self.stop()
         if "redis" in self.__dict__:
             close_client(self.redis)
+
+
+class _Lent:
+    """A connection to read answers from, which goes back to its pool in the end.
+
+    After an error that is no answer of the server, such as a Ctrl-C or a time limit by a signal,
+    the answer may still come. It would be that of the next call: so the connection is closed.
+    """
+
+    __slots__ = ("_connection", "_pool")
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        self._pool, self._connection = pool, connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, redis.ResponseError):
+            self._connection.disconnect()
+        self._pool.release(self._connection)
+
+
+def _drop_idle(asked: RedisPy) -> None:
+    """The same after a call of redis-py's, which has given its connection back already."""
+    pool = getattr(asked, "connection_pool", None)  # a cluster's client has one per node
+    if pool is not None:
+        hang_up(pool, in_use=False)

@@ -11,9 +11,13 @@ import redis
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from django_delayq.core.conf import parse_settings
+from django_delayq.store.client import Read
 from django_delayq.store.connection import open_client
 from django_delayq.store.connection_pool import ConnectionPool, hang_up
+from django_delayq.store.keys import partition_keys
+from django_delayq.store.store import RedisStore
 from tests.servers import SINGLE, Server
+from tests.store.factories import PARTITION, outgoing, send
 
 #: The client of a cluster has a pool for each node.
 pytestmark = pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
@@ -75,6 +79,41 @@ def test_a_connection_in_use_is_made_anew_after_a_hang_up(pool: ConnectionPool) 
     hang_up(pool, in_use=False)
     pool.release(connection)
     assert ping(pool)._sock is not sock
+
+
+class Interrupt(BaseException):
+    """As a Ctrl-C, or a time limit by a signal."""
+
+
+@pytest.mark.parametrize("call", ["script", "command", "several reads"])
+def test_the_answer_of_a_call_that_was_interrupted_is_not_that_of_the_next(
+    store: RedisStore, server: Server, client: Any, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    ours = RedisStore(None, store.client.settings)
+    first, second = outgoing(body=b"first"), outgoing(body=b"second")
+    send(ours, first, second)
+    messages = partition_keys(store.client.prefix, PARTITION)[4]
+    records = client.hgetall(messages)
+
+    def record_of(message_id: bytes) -> bytes:
+        if call == "script":
+            (found,) = ours.queries.find(PARTITION, [message_id])
+            return found.record if found else b""
+        if call == "command":
+            return ours.client.command("HGET", messages, message_id)
+        return ours.client.read_all([Read("HGET", None, (messages, message_id))] * 2)[1]
+
+    def interrupted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise Interrupt
+
+    assert record_of(first.id) == records[first.id]
+    client.execute_command("CLIENT", "PAUSE", 100, "ALL")
+    with monkeypatch.context() as patch:
+        patch.setattr(redis.connection.AbstractConnection, "read_response", interrupted)
+        with pytest.raises(Interrupt):
+            record_of(first.id)
+    assert record_of(second.id) == records[second.id]
+    ours.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
