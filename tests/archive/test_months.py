@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -170,7 +171,7 @@ def test_a_command_can_leave_them_too(partitioned: None) -> None:
 def test_what_no_lake_has_yet_stays(partitioned: None, kept: Hands) -> None:
     gone = enqueued(3, 3, state="acked")
     waiting = enqueued(3, 2, state="acked")
-    LakeBatch.objects.create(lake="a", lo=0, hi=gone[-1], seq=1, rows=3)
+    LakeBatch.objects.create(table_id=UUID(int=1), lo=0, hi=gone[-1], version=1, rows=3)
     Retention(kept.store).run_once()
     assert left() == waiting
 
