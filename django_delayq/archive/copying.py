@@ -11,9 +11,11 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
+from django.utils.timezone import get_default_timezone
 
 from ..models import ArchivedMessage
 from ..store.entries import Entry
@@ -42,7 +44,8 @@ def is_worth_it(entries: Sequence[Any], connection: BaseDatabaseWrapper) -> bool
 
 def rows_to_copy(entries: Sequence[Entry]) -> list[RowValues]:
     """The rows of the entries, for copy_rows(). Raises what row_of() does."""
-    return [row_of(entry, _BINARY) for entry in entries]
+    forms = _BINARY if settings.USE_TZ else _NAIVE
+    return [row_of(entry, forms) for entry in entries]
 
 
 def copy_rows(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> None:
@@ -84,7 +87,15 @@ def _since_2000(us: int) -> int:
     return us - _EPOCH_US
 
 
-_BINARY = Forms(bytes, _since_2000)
+def _naive_since_2000(us: int) -> int:
+    """Without USE_TZ: as PostgreSQL takes a local time, of an hour that comes twice the second one.
+    An INSERT of the same row gives it that, and has to find it."""
+    seconds, rest = divmod(us, 1_000_000)
+    local = datetime.fromtimestamp(seconds, get_default_timezone()).replace(fold=1)
+    return _since_2000(int(local.timestamp()) * 1_000_000 + rest)
+
+
+_BINARY, _NAIVE = Forms(bytes, _since_2000), Forms(bytes, _naive_since_2000)
 
 
 @lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from msgspec import structs
 
 from django_delayq.archive import archive_rows, copying
-from django_delayq.archive.archive_rows import forms_of, insert, row_of
+from django_delayq.archive.archive_rows import forms_of, insert, is_archived, row_of
 from django_delayq.archive.archiver import store_entries
+from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.store.entries import Entry
 from django_delayq.store.finished import FinishedStream
@@ -67,6 +69,21 @@ def test_its_rows_are_those_of_single_inserts(hands: Hands, copied: list[int]) -
     ArchivedMessage.objects.all().delete()
     insert([row_of(entry, forms_of(connection)) for entry in entries], connection)
     assert [content(row) for row in rows()] == by_copy
+
+
+@pytest.mark.skipif(connection.vendor != "postgresql", reason="Only PostgreSQL has COPY")
+@pytest.mark.parametrize("hour", [0, 1])
+def test_in_an_hour_that_comes_twice_a_message_has_one_row(
+    hands: Hands, settings: Any, hour: int
+) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
+    at = datetime(2026, 10, 25, hour, 30, tzinfo=timezone.utc)  # 02:30 in Berlin, both times
+    at_ms = int(at.timestamp() * 1000)
+    entry = Entry(b"", DEFAULT, new_id(), "acked", at_ms, b"", b"", b"{}")
+    copying.copy_rows(copying.rows_to_copy([entry]), connection)
+    insert([row_of(entry, forms_of(connection))], connection)
+    assert len(rows()) == 1
+    assert is_archived(entry.id, at_ms * 1000)
 
 
 def test_few_rows_are_inserted(hands: Hands, copied: list[int]) -> None:
