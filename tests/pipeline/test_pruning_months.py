@@ -3,14 +3,16 @@ counts each row."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from datetime import timezone as zones
 from typing import Any
 
 import pytest
 
-from django_delayq.models import ArchivedMessage, OperatorAction
+from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Code
+from django_delayq.pipeline.lake import pruning
 from tests.archive.test_months import in_default, partitioned, tables  # noqa: F401 - fixtures
 from tests.archive.test_partitioning import in_postgresql, month_ago, plain  # noqa: F401
 from tests.archive.test_prune import ago
@@ -80,3 +82,51 @@ def test_a_row_that_the_lake_lacks_keeps_its_month(
     assert "it got rows while it was compared" in report.problems[0]
     assert (left(), pruned()) == (ids, [0])
     assert tables() <= before
+
+
+def test_a_row_that_comes_after_the_first_month_went_stops_the_deletion(
+    partitioned: None,  # noqa: F811
+    export_now: Export,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_rows(10, finished_at=month_ago(4))
+    ids = make_rows(5, finished_at=month_ago(3))
+    ArchivedMessage.objects.filter(pk=ids[2]).delete()
+    export_now()
+    drop = pruning.drop_month
+
+    def slow(*arguments: Any) -> Any:
+        """After the first month, a row of the second one appears."""
+        found = drop(*arguments)
+        if found:
+            monkeypatch.setattr(pruning, "drop_month", drop)
+            row = ArchivedMessage.objects.get(pk=ids[0])
+            row.pk, row.message_id = ids[2], "0" * 32
+            row.save(force_insert=True)
+        return found
+
+    monkeypatch.setattr(pruning, "drop_month", slow)
+    report = export_now(prune=2 * MONTH)
+    assert "it got rows while it was compared" in report.problems[0]
+    assert (left(), pruned()) == (ids, [10])
+
+
+def test_what_finished_today_after_months_waits_until_it_is_counted(
+    partitioned: None,  # noqa: F811
+    export_now: Export,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    today = (datetime.now(tz=zones.utc) - timedelta(hours=2)).replace(minute=0)
+
+    class Noon(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return today.replace(hour=12)
+
+    monkeypatch.setattr(pruning, "datetime", Noon)
+    make_rows(5, finished_at=month_ago(4))
+    ids = make_rows(3, finished_at=today.replace(hour=1), enqueued_at=month_ago(4))
+    assert export_now(prune=3600).figures["pruned"] == 5
+    assert left() == ids
+    LakeBatch.objects.update(counted_at=today)
+    assert export_now(prune=3600).figures["pruned"] == 3

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from datetime import timezone as zones
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import connections, transaction
 from django.db.models import F, Q
@@ -45,14 +45,17 @@ class PrunedBatches:
     """Batches that were left alone, and why."""
 
 
-class OldRows(NamedTuple):
+@dataclass
+class OldRows:
     """What one batch has to prune."""
 
     batch: LakeBatch
     rows: int
-    """How many rows SQL had of the batch before they were compared."""
-    old: Q
-    """Which of them are old enough."""
+    """How many rows SQL had of the batch before they were compared, without those that went since
+    with a month."""
+    before: datetime
+    """Rows that finished earlier are old enough, as far as `in_time` applies to them."""
+    in_time: Q
 
     @property
     def every(self) -> Any:
@@ -64,9 +67,25 @@ class OldRows(NamedTuple):
         """Those that are old enough, without open dead letters."""
         return self.every.filter(self.old).exclude(OPEN)
 
+    @property
+    def old(self) -> Q:
+        """What applies to rows that are old enough."""
+        return Q(finished_at__lt=self.before) & self.in_time
+
     def has_grown(self) -> bool:
         """Whether the batch got rows after it was compared."""
         return bool(self.every.count() > self.rows)
+
+    def enter(self, rows: Any) -> int:
+        """Enter in the ledger how many of these rows are of the batch: they go. Raises
+        _HasGrown."""
+        count = int(rows.filter(pk__gt=self.batch.lo, pk__lte=self.batch.hi).count())
+        if count:
+            # The write comes first, because it locks out another prune of this batch.
+            LakeBatch.objects.filter(pk=self.batch.pk).update(pruned=F("pruned") + count)
+            if self.has_grown():
+                raise _HasGrown
+        return count
 
 
 class _HasGrown(Exception):
@@ -126,9 +145,8 @@ def _due(ledger: Ledger, now: datetime, limit: datetime, done: PrunedBatches) ->
     in_time = Q(enqueued_at__lt=held) if held else Q()
     for batch in ledger.batches.filter(version__isnull=False, pruned__lt=F("rows")):
         before = limit if batch.counted_at else min(limit, today)
-        old = Q(finished_at__lt=stored(before)) & in_time
-        done.kept += _rows(batch).filter(old & OPEN).count()
-        due = OldRows(batch, _rows(batch).count(), old)
+        due = OldRows(batch, _rows(batch).count(), stored(before), in_time)
+        done.kept += due.every.filter(due.old & OPEN).count()
         if due.going.exists():
             yield due
 
@@ -154,47 +172,37 @@ def _drop_months(
 ) -> None:
     """Drop the months that were over at this instant, when few of their rows are not of these
     batches. What is not dropped is left to be deleted."""
-    ids = Q()
-    for lo, hi in _together([due.batch for due in whole]):
-        ids |= Q(pk__gt=lo, pk__lte=hi)
-    # Rows of today are of months that are not over.
-    goes = ids & Q(finished_at__lt=limit) & ~OPEN
-    connection = connections[get_settings().database]
+    goes, connection = _together(whole) & ~OPEN, connections[get_settings().database]
+    gone: list[int] = []
 
     def record(rows: Any) -> int:
-        """Count the rows that go for each batch, and in the record of the prune."""
-        total = 0
-        for due in whole:
-            if count := rows.filter(pk__gt=due.batch.lo, pk__lte=due.batch.hi).count():
-                row = LakeBatch.objects.filter(pk=due.batch.pk)
-                # The write comes first, because it locks out another prune of this batch.
-                row.update(pruned=F("pruned") + count)
-                if due.has_grown():
-                    raise _HasGrown
-                total += count
-        action.add(total)
-        return total
+        """Enter the rows that go for each batch, and in the record of the prune."""
+        gone[:] = [due.enter(rows) for due in whole]
+        action.add(sum(gone))
+        return sum(gone)
 
     for month in months_before(connection, limit):
         if not is_droppable(month, goes):
             continue
         needed = needed_in(month.rows.filter(goes))
         with suppress(ArchiveBusy, _HasGrown):
-            done.count += drop_month(connection, month, goes & ~Q(pk__in=needed), record) or 0
+            if drop_month(connection, month, goes & ~Q(pk__in=needed), record):
+                done.count += sum(gone)
+                for due, count in zip(whole, gone, strict=True):
+                    due.rows -= count
 
 
-def _together(lake_batches: Sequence[LakeBatch]) -> Iterator[tuple[int, int]]:
-    """The ids of the batches (lo < id <= hi), those that follow each other as one range."""
-    last: tuple[int, int] | None = None
-    for lo, hi in sorted((batch.lo, batch.hi) for batch in lake_batches):
-        if last is not None and lo <= last[1]:
-            last = last[0], hi
-            continue
-        if last is not None:
-            yield last
-        last = lo, hi
-    if last is not None:
-        yield last
+def _together(whole: Sequence[OldRows]) -> Q:
+    """What applies to the rows of these batches that are old enough. Batches that follow each other
+    are one range."""
+    ranges: list[tuple[datetime, int, int]] = []
+    for before, lo, hi in sorted((due.before, due.batch.lo, due.batch.hi) for due in whole):
+        follows = ranges and ranges[-1][0] == before and lo <= ranges[-1][2]
+        ranges.append((before, ranges.pop()[1] if follows else lo, hi))
+    old = Q()
+    for before, lo, hi in ranges:
+        old |= Q(pk__gt=lo, pk__lte=hi, finished_at__lt=before)
+    return old
 
 
 def _prune(due: OldRows, done: PrunedBatches, action: OperatorAction) -> None:
