@@ -73,8 +73,9 @@ class AuditedLake:
         """Export rows again, all in one commit, and return which findings were repaired. Raises
         LakeError, LakeConflict."""
         self._ledger.lake.refresh()
-        export_again(self._database, self._ledger, [finding.row or 0 for finding in found])
-        return [True] * len(found)
+        ids = [finding.row or 0 for finding in found]
+        exported = export_again(self._database, self._ledger, ids)
+        return [pk in exported for pk in ids]
 
     def _batches(self, rows: Sequence[int] | None) -> list[LakeBatch]:
         """Those that may have rows of the period, or these rows."""

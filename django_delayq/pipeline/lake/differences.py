@@ -96,22 +96,25 @@ def compare_batches(
     return found
 
 
-def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> int:
+def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> set[int]:
     """Put these rows of SQL into the lake, in the place of what it has under these ids, in one
-    commit. It needs no Spark. Returns how many rows. Raises LakeError, LakeConflict."""
+    commit. What SQL does not have any more stays as it is. It needs no Spark. Returns the ids
+    that it has. Raises LakeError, LakeConflict."""
     lake = ledger.lake
     store, wanted = Store(lake.storage), sorted(ids)
     span = (wanted[0] - 1, wanted[-1])
     values = pa.array(wanted, pa.int64())
     name = batches.new_name(span)
-
-    def of_sql() -> Iterator[pa.RecordBatch]:
-        for some in _runs(wanted):
-            for batch in read_rows(database, schemas.ARCHIVE, some):
-                yield batch.filter(pc.is_in(batch["id"], values))
+    there = lake.files(ids=span)
+    rows = [
+        batch.filter(pc.is_in(batch["id"], values))
+        for some in _runs(wanted)
+        for batch in read_rows(database, schemas.ARCHIVE, some)
+    ]
+    values = pa.Table.from_batches(rows, schemas.ARCHIVE)["id"].combine_chunks()
 
     removed, added = [], []
-    for number, file in enumerate(lake.files(ids=span)):
+    for number, file in enumerate(there):
         held = sum(
             pc.sum(pc.is_in(batch["id"], values)).as_py() or 0
             for batch in read_file(store, file, ["id"], span)
@@ -119,10 +122,17 @@ def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> int:
         if held:
             removed.append(file)
             added += without_rows(store, file, values, f"dt={file.dt}/{name}-r{number}.parquet")
-    new = [file for file in write_rows(store, of_sql(), name) if file.rows]
-    version = lake.replace("repair", removed, [*added, *new], rows=sum(one.rows for one in new))
-    ledger.repaired(span, version)
-    return sum(file.rows for file in new)
+    new = list(write_rows(store, [batch for batch in rows if batch.num_rows], name))
+    if new:
+        version = lake.replace(
+            "repair",
+            removed,
+            [*added, *new],
+            there=(span, there),
+            rows=sum(one.rows for one in new),
+        )
+        ledger.repaired(span, version)
+    return set(values.to_pylist())
 
 
 def without_rows(store: Store, file: LakeFile, ids: pa.Array, path: str) -> list[LakeFile]:

@@ -231,17 +231,20 @@ class Lake:
         added: Sequence[LakeFile],
         *,
         transactions: Mapping[str, int] | None = None,
+        there: tuple[Range, Sequence[LakeFile]] | None = None,
         **note: Any,
     ) -> int:
         """Put these files in the place of others. Returns the version of the table.
 
-        Raises LakeConflict when one of those is not there any more: then nothing has changed.
+        Raises LakeConflict when one of those is not there any more, or when files(ids=...) are not
+        `there` any more (the ids and these files): then nothing has changed.
         """
 
         def check() -> None:
             # delta-rs would take the removal of a file that is gone.
-            there = set(self._actions["path"].to_pylist())
-            if any(file.path not in there for file in removed):
+            present = set(self._actions["path"].to_pylist())
+            gone = any(file.path not in present for file in removed)
+            if gone or (there and self.files(ids=there[0]) != there[1]):
                 raise LakeConflict("The files to replace are replaced already: another was first.")
 
         return self._commit(kind, (removed, added), note, check, transactions or {})
@@ -251,8 +254,8 @@ class Lake:
         old = self.files(until=str(first - timedelta(days=1)))
         if old:
             days = max(first, self.retained_since or first) - _EPOCH
-            note = {"before": str(first)}
-            self.replace("retain", old, [], transactions={RETAIN: days.days}, **note)
+            transactions = {RETAIN: days.days}
+            self.replace("retain", old, [], transactions=transactions, before=str(first))
         return old
 
     def tidy(self, older_than: float) -> int:

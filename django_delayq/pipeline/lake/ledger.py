@@ -51,6 +51,8 @@ class Ledger:
         version, last = seen["version"], seen["last"] or 0
         version = -1 if version is None else version
         lake = self.lake
+        # After the ledger: another export commits first, and then enters it.
+        lake.refresh()
         if version > lake.version or last > lake.last_id:
             raise Refused(
                 f"The lake {self.name} is at version {lake.version}, with the rows up to id "
@@ -65,7 +67,8 @@ class Ledger:
             )
         if last == lake.last_id:
             return []
-        missing = [one for one in lake.appended(version) if one.lo >= last]
+        # The whole log: a repair that came after a commit is entered with a later version.
+        missing = [one for one in lake.appended(-1) if one.lo >= last]
         for one in missing:
             self._refuse_unknown(one)
         return missing
