@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.test import Client
 
 from django_delayq.admin import site
@@ -64,7 +65,11 @@ def test_a_message_that_has_ended_leads_the_script_to_its_row(
 
 # Which zone
 
+#: Without USE_TZ all times are the clock's on the wall, and there is nothing to choose.
+zones = pytest.mark.skipif(not django_settings.USE_TZ, reason="no zones without USE_TZ")
 
+
+@zones
 def test_times_are_in_the_projects_zone_or_in_utc(
     viewer: Client, shown: Callable[..., None], settings: Any
 ):
@@ -84,6 +89,7 @@ def test_times_are_in_the_projects_zone_or_in_utc(
     assert "All times are in Asia/Tokyo" in page(viewer)
 
 
+@zones
 def test_a_time_that_is_asked_for_is_one_of_the_zone_that_is_shown(
     world: World, as_user: Callable[..., Client], settings: Any
 ):
