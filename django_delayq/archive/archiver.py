@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..core.conf import get_settings
 from ..core.connections import renew
-from ..core.database import may_pass
+from ..core.database import can_copy, may_pass
 from ..core.exceptions import ArchiveUnavailable, DelayQError
 from ..core.message import new_id
 from ..core.service import Service
@@ -239,7 +239,7 @@ def _read_ahead(stream: FinishedStream, connection: BaseDatabaseWrapper) -> Port
 def quickest_rows(entries: Sequence[Entry], connection: BaseDatabaseWrapper) -> Sequence[RowValues]:
     """The rows of those entries that are kept, as the quickest way into this database takes
     them."""
-    if copying.is_worth_it(entries, connection):
+    if can_copy(entries, connection):
         return copying.rows_to_copy(to_archive(entries))
     return archive_rows.rows_of(entries, connection)
 
@@ -262,7 +262,7 @@ def store_entries(
             return _store(entries, connection)
         if rows is None:
             rows = quickest_rows(entries, connection)
-        if not copying.is_worth_it(entries, connection):
+        if not can_copy(entries, connection):
             return _store(entries, connection, rows)
         with suppress(IntegrityError, NotSupportedError), transaction.atomic(connection.alias):
             copying.copy_rows(rows, connection)

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any
 
 from django.conf import settings
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Model
 from django.utils.timezone import get_default_timezone
 
 from ..models import ArchivedMessage
@@ -27,19 +25,6 @@ from .archive_rows import COLUMNS, LAST_MS, Forms, RowValues, row_of
 _STAND_INS = {"uuid": "bytea", "timestamp with time zone": "bigint"}
 #: From here PostgreSQL counts the microseconds of an instant.
 _EPOCH_US = int(datetime(2000, 1, 1, tzinfo=timezone.utc).timestamp()) * 1_000_000
-
-
-#: Fewer rows are inserted as quickly by one statement.
-LEAST = 50
-
-
-def is_worth_it(entries: Sequence[Any], connection: BaseDatabaseWrapper) -> bool:
-    """Whether there are many, and the database is PostgreSQL by psycopg 3."""
-    if len(entries) < LEAST or connection.vendor != "postgresql":
-        return False
-    from django.db.backends.postgresql.psycopg_any import is_psycopg3  # needs a driver
-
-    return bool(is_psycopg3)
 
 
 def rows_to_copy(entries: Sequence[Entry]) -> list[RowValues]:
@@ -61,23 +46,6 @@ def copy_rows(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> Non
         # In the order of their ids, as insert() has them: two archivers do not deadlock.
         for row in sorted(rows, key=lambda row: row[:2]):
             copied.write_row(row)
-
-
-def copy_models(rows: Sequence[Model], connection: BaseDatabaseWrapper) -> None:
-    """Insert rows of one model, whose ids the database gives. Raises as copy_rows()."""
-    fields = [field for field in rows[0]._meta.concrete_fields if not field.primary_key]
-    quote = connection.ops.quote_name
-    columns = ", ".join(quote(str(field.column)) for field in fields)
-    statement = f"COPY {quote(rows[0]._meta.db_table)} ({columns}) FROM STDIN"
-    with (
-        connection.cursor() as cursor,
-        connection.wrap_database_errors,
-        cursor.copy(statement) as copied,
-    ):
-        for row in rows:
-            copied.write_row(
-                [field.get_db_prep_save(field.pre_save(row, True), connection) for field in fields]
-            )
 
 
 def _since_2000(us: int) -> int:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from django.db import Error, IntegrityError, NotSupportedError, connections, transaction
 
 from ..core.conf import get_settings
+from ..core.database import can_copy
 from ..core.exceptions import Snooze
 from ..store.entries import Entry
 from ..store.lease import Lease
@@ -17,7 +18,7 @@ from . import archive_rows, copying
 
 def _archive_once(entries: Sequence[Entry]) -> None:
     connection = connections[get_settings().database]
-    if copying.is_worth_it(entries, connection):
+    if can_copy(entries, connection):
         with suppress(NotSupportedError), transaction.atomic(using=connection.alias):
             copying.copy_rows(copying.rows_to_copy(entries), connection)
             return

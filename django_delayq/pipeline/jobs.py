@@ -3,6 +3,7 @@ session of its own."""
 
 from __future__ import annotations
 
+import os
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from . import lineage
 from . import params as parameters
 from .job_errors import Refused, cause
 from .params import CREDENTIALS, SECRET_NAME, Params, Report, Tell, ignore
@@ -100,7 +100,11 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
     check_params(name, params)  # before Java takes its seconds
-    with lineage.lineage_of(name, params, tell) as run_of_job:
+    if not any(variable.startswith("OPENLINEAGE") for variable in os.environ):
+        return _run_in_session(name, params, start, tell)
+    from .lineage import lineage_of
+
+    with lineage_of(name, params, tell) as run_of_job:
         run_of_job.report = _run_in_session(name, params, start, tell)
     return run_of_job.report
 

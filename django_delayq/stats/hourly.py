@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from enum import Enum
 from typing import Any
@@ -16,12 +17,12 @@ from django.db import IntegrityError, NotSupportedError, connections, transactio
 from django.db.models import QuerySet
 from django.utils import timezone as django_timezone
 
-from ..archive import copying
 from ..archive.selection import pages_by_time
 from ..core.conf import get_settings
+from ..core.database import can_copy, copy_models
 from ..core.times import stored, utc
 from ..models import ArchivedMessage, Final, TaskDay, TopicHour
-from .histogram import bucket, decode, encode, microseconds
+from .histogram import Times, bucket, decode, encode, microseconds
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 #: Rows that are read in one query.
@@ -94,6 +95,45 @@ class Sums:
             "run": encode(run),
             "run_sum": self.sums[1] / 1000,
             "run_max": self.highest[1],
+        }
+
+
+@dataclass
+class TopicTotals:
+    """The figures of a topic in several hours."""
+
+    messages: int = 0
+    dead: int = 0
+    expired: int = 0
+    retried: int = 0
+    lateness: Counter[int] = field(default_factory=Counter)
+    lateness_max: float = float("-inf")
+    run: Counter[int] = field(default_factory=Counter)
+    run_max: float = float("-inf")
+
+    def add(self, row: TopicHour) -> None:
+        """Add one hour."""
+        self.messages += row.messages
+        self.dead += row.dead
+        self.expired += row.expired
+        self.retried += row.retried
+        self.lateness.update(decode(row.lateness))
+        self.run.update(decode(row.run))
+        if row.lateness_max is not None:
+            self.lateness_max = max(self.lateness_max, row.lateness_max)
+        if row.run_max is not None:
+            self.run_max = max(self.run_max, row.run_max)
+
+    def line(self) -> Mapping[str, Any]:
+        """For a table: times in milliseconds, None when nothing ran."""
+        late, ran = Times.of(self.lateness, self.lateness_max), Times.of(self.run, self.run_max)
+        return {
+            "messages": self.messages,
+            "dead": self.dead,
+            "late_p50_ms": late.p50,
+            "late_p99_ms": late.p99,
+            "run_p50_ms": ran.p50,
+            "run_p99_ms": ran.p99,
         }
 
 
@@ -211,12 +251,12 @@ def _insert(model: type[Any], rows: Sequence[Any]) -> None:
     """Another process may have computed the same at the same moment, and MariaDB takes Orders and
     orders for one: a row that is there stays."""
     alias = get_settings().database
-    if copying.is_worth_it(rows, connections[alias]):
+    if can_copy(rows, connections[alias]):
         with (
             suppress(IntegrityError, NotSupportedError),
             transaction.atomic(using=alias),
         ):
-            copying.copy_models(rows, connections[alias])
+            copy_models(rows, connections[alias])
             return
     model._default_manager.bulk_create(rows, ignore_conflicts=True, batch_size=AT_ONCE)
 

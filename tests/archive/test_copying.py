@@ -14,6 +14,7 @@ from msgspec import structs
 from django_delayq.archive import archive_rows, copying
 from django_delayq.archive.archive_rows import forms_of, insert, is_archived, row_of
 from django_delayq.archive.archiver import store_entries
+from django_delayq.core.database import LEAST_TO_COPY
 from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, UnarchivableEntry
 from django_delayq.store.entries import Entry
@@ -24,7 +25,7 @@ from tests.hands import DEFAULT, Hands, rows
 
 pytestmark = pytest.mark.databases
 
-MANY = copying.LEAST + 10
+MANY = LEAST_TO_COPY + 10
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_in_an_hour_that_comes_twice_a_message_has_one_row(
 
 
 def test_few_rows_are_inserted(hands: Hands, copied: list[int]) -> None:
-    store_entries(finish(hands, copying.LEAST - 1))
-    assert (len(rows()), copied) == (copying.LEAST - 1, [])
+    store_entries(finish(hands, LEAST_TO_COPY - 1))
+    assert (len(rows()), copied) == (LEAST_TO_COPY - 1, [])
 
 
 def test_a_row_that_is_there_stays_and_the_others_come(hands: Hands, copied: list[int]) -> None:

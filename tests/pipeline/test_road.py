@@ -31,9 +31,6 @@ ROAD = {
     "pipeline/lake/lake.py",  # which files count
     "pipeline/lake/ledger.py",  # which batches are not counted yet
     "pipeline/stats/aggregates.py",  # counts the rows on executors
-    "pipeline/stats/totals.py",  # adds them up for the report
-    "pipeline/lineage.py",  # tells OpenLineage, where that is set up
-    "archive/copying.py",  # knows whether the database can COPY
     "stats/hourly.py",  # replaces the figures of an hour or a day
     "stats/histogram.py",  # the texts of the histograms
 }

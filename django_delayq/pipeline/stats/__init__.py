@@ -5,4 +5,4 @@ Stands on lake/. Start with stats.py; aggregates.py counts on the executors.
 
 from __future__ import annotations
 
-__all__ = ["aggregates", "stats", "thresholds", "totals"]
+__all__ = ["aggregates", "stats", "thresholds"]

@@ -29,6 +29,7 @@ from ...stats.hourly import (
     HOUR,
     MOST_ERRORS,
     Replacement,
+    TopicTotals,
     compare_each,
     encode_errors,
     replace_each,
@@ -43,7 +44,6 @@ from ..params import Params, Report, StatsOptions, Tell
 from ..session import configured
 from ..sources.archive_source import finished_between, read_archive
 from . import aggregates
-from .totals import TopicTotals
 
 #: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
 #: measure each batch by its bytes, as much as for everything else.

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...core.times import in_words, stored, utc
 from ...models import TopicHour
+from ...stats.hourly import TopicTotals
 from ..job_errors import Code, Refused
 from ..params import CheckOptions, Params, Report, Tell
-from .totals import TopicTotals
 
 #: Looked at without a period.
 SINCE = timedelta(hours=24)
