@@ -100,6 +100,16 @@ def test_no_name_stands_for_two_things() -> None:
     assert {name: where for name, where in several.items() if name not in known} == {}
 
 
+def test_no_private_class_has_the_name_of_another_one() -> None:
+    places = defaultdict(set)
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].add(f"{name_of(path)}.{node.name}")
+    several = {name: where for name, where in places.items() if len(where) > 1}
+    assert several.keys() <= CALLED_BY_NAME
+
+
 def test_the_map_of_the_readme_has_each_package() -> None:
     readme = (ROOT.parent / "README.md").read_text()
     packages = {path.name for path in PACKAGES if path.parent == ROOT} - {"templatetags"}

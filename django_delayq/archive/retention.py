@@ -22,7 +22,7 @@ BATCH = 500
 REST = 4.0
 
 
-class _OldRows(Exception):
+class _PruneNeeded(Exception):
     """There is something to prune."""
 
 
@@ -100,10 +100,10 @@ class Retention(Service):
             if self.stopping:
                 raise _Stops
             if pruned.count:
-                raise _OldRows
+                raise _PruneNeeded
 
         try:
             found = self._prune(age, state, dry_run=True, progress=progress)
-        except _OldRows:
+        except _PruneNeeded:
             return True
         return found.count > 0

@@ -80,7 +80,7 @@ class ArchivePage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
+class _WalkedRows:
     """What a walk has found, in its direction."""
 
     rows: list[ArchivedMessage]
@@ -113,7 +113,7 @@ def page_of(
     if selection.argument:
         check_search(selection.argument, selection.task)
     kind = _kind(selection)
-    edge = _edge_of(before or after, kind is _Times)
+    edge = _edge_of(before or after, kind is _ByFinishing)
     found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
     rows, beyond = found.rows, _text_of(found.edge)
     if after and not before:
@@ -146,7 +146,7 @@ def every_row(
         before = page.older
 
 
-class _Walk:
+class _ArchiveWalk:
     """One page of a selection, upwards or downwards."""
 
     def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
@@ -174,10 +174,10 @@ class _Walk:
         return [name if self.upwards else f"-{name}" for name in names]
 
 
-class _Ids(_Walk):
+class _Ids(_ArchiveWalk):
     """In the order of archiving."""
 
-    def walk(self, edge: Edge | None, size: int) -> _Found:
+    def walk(self, edge: Edge | None, size: int) -> _WalkedRows:
         """At most `size` rows from the edge on."""
         start = edge and edge[1]
         if _is_exact(self.selection):
@@ -193,9 +193,11 @@ class _Ids(_Walk):
             rows += more
         if len(rows) > size or not beyond:
             return _cut(rows, size, _Ids)
-        return _Found(rows=rows, edge=(None, self._next_to(beyond)), stopped_at=beyond.finished_at)
+        return _WalkedRows(
+            rows=rows, edge=(None, self._next_to(beyond)), stopped_at=beyond.finished_at
+        )
 
-    def _rest(self, start: int | None, size: int, rows: list[ArchivedMessage]) -> _Found:
+    def _rest(self, start: int | None, size: int, rows: list[ArchivedMessage]) -> _WalkedRows:
         """All rows from there on, added to these rows."""
         rest = self._from(self.rows, start).order_by(*self.order("pk"))
         return _cut([*rows, *rest[: size + 1 - len(rows)]], size, _Ids)
@@ -235,7 +237,7 @@ class _Ids(_Walk):
         return pk - 1 if self.upwards else pk + 1
 
 
-class _Times(_Walk):
+class _ByFinishing(_ArchiveWalk):
     """In the order of finishing."""
 
     def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
@@ -245,7 +247,7 @@ class _Times(_Walk):
             # The query has to name the condition of the index.
             self.rows = self.rows.exclude(state=Final.ACKED)
 
-    def walk(self, edge: Edge | None, size: int) -> _Found:
+    def walk(self, edge: Edge | None, size: int) -> _WalkedRows:
         """At most `size` rows from the edge on."""
         rows, end = self._from(self.rows, edge), self._end(edge)
         if end is not None:
@@ -261,7 +263,9 @@ class _Times(_Walk):
             found = found[: size + 1]
             if len(found) <= size and len(candidates) == CANDIDATES:
                 last = candidates[-1]
-                return _Found(rows=found, edge=_after(last, _Times), stopped_at=last.finished_at)
+                return _WalkedRows(
+                    rows=found, edge=_after(last, _ByFinishing), stopped_at=last.finished_at
+                )
         else:
             if self.few and self.features.allow_sliced_subqueries_with_in:
                 # The index of the others alone tells which rows these are.
@@ -269,9 +273,9 @@ class _Times(_Walk):
                 rows = self.table.filter(pk__in=pks).order_by(*self.order("finished_at", "pk"))
             found = list(rows[: size + 1])
         if end is None or len(found) > size:
-            return _cut(found, size, _Times)
+            return _cut(found, size, _ByFinishing)
         # All rows that finished in the last instant of the window belong to it.
-        return _Found(rows=found, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
+        return _WalkedRows(rows=found, edge=(end, LAST_ID if self.upwards else 0), stopped_at=end)
 
     def _end(self, edge: Edge | None) -> datetime | None:
         """When the last row of this window finished; None when nothing lies beyond. It takes an
@@ -320,14 +324,16 @@ class _Times(_Walk):
         return further
 
 
-def _cut(rows: list[ArchivedMessage], size: int, kind: type[_Walk]) -> _Found:
+def _cut(rows: list[ArchivedMessage], size: int, kind: type[_ArchiveWalk]) -> _WalkedRows:
     """A page of rows of which one more was asked for, to know whether there is one."""
-    return _Found(rows=rows[:size], edge=_after(rows[size - 1], kind) if len(rows) > size else None)
+    return _WalkedRows(
+        rows=rows[:size], edge=_after(rows[size - 1], kind) if len(rows) > size else None
+    )
 
 
-def _kind(selection: Selection) -> type[_Ids | _Times]:
+def _kind(selection: Selection) -> type[_Ids | _ByFinishing]:
     by_time = selection.since or selection.until or _is_few(selection)
-    return _Times if by_time and not _is_exact(selection) else _Ids
+    return _ByFinishing if by_time and not _is_exact(selection) else _Ids
 
 
 def _is_exact(selection: Selection) -> bool:
@@ -342,9 +348,9 @@ def _is_few(selection: Selection) -> bool:
     return bool(others and connections[selection.rows().db].features.supports_partial_indexes)
 
 
-def _after(row: ArchivedMessage, kind: type[_Walk]) -> Edge:
+def _after(row: ArchivedMessage, kind: type[_ArchiveWalk]) -> Edge:
     """The edge that this row is."""
-    return (row.finished_at if kind is _Times else None, row.pk)
+    return (row.finished_at if kind is _ByFinishing else None, row.pk)
 
 
 # Cursors

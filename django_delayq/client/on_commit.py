@@ -27,14 +27,14 @@ Address = tuple[str, bytes]
 def add(database: str, items: list[Item]) -> None:
     """Send the items when the open transaction commits, unless the savepoint around this call is
     rolled back."""
-    batch = _Batch.of(database)
+    batch = _TransactionChanges.of(database)
     batch.hook(_Add(batch, items))
 
 
 def add_change(database: str, address: Address, act: Callable[[], None], *, cancels: bool) -> None:
     """Change a message when the open transaction commits, before the messages that it has enqueued
     are sent."""
-    batch = _Batch.of(database)
+    batch = _TransactionChanges.of(database)
     batch.hook(_Change(batch, address, act, cancels))
 
 
@@ -61,7 +61,7 @@ def cancels(topic: str, identity: bytes) -> bool:
 
 def replace(database: str, old: Item, new: Item | None) -> None:
     """Send another item in place of this one, or nothing."""
-    batch = _Batch.of(database)
+    batch = _TransactionChanges.of(database)
     batch.hook(_Replace(batch, old, new))
 
 
@@ -101,12 +101,12 @@ def forget_early(database: str) -> None:
         step.done, step.batch.hooks = False, []
 
 
-def _steps(database: str) -> list[_Step]:
+def _steps(database: str) -> list[_PlanStep]:
     hooks: list[Any] = connections[database].run_on_commit
-    return [hook for _, hook, _ in hooks if isinstance(hook, _Step)]
+    return [hook for _, hook, _ in hooks if isinstance(hook, _PlanStep)]
 
 
-def _open_batches() -> Iterator[_Batch]:
+def _open_batches() -> Iterator[_TransactionChanges]:
     for connection in connections.all(initialized_only=True):
         newest = _newest_flush(connection.run_on_commit) if connection.in_atomic_block else None
         if newest is not None:
@@ -119,7 +119,7 @@ def _newest_flush(hooks: list[Any]) -> _Flush | None:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _CommitPlan:
     """The result of the steps. An item that replaces another takes its slot, because the order of
     two items with one key counts."""
 
@@ -141,40 +141,42 @@ class _Plan:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
+class _TransactionChanges:
     """The messages and changes of one transaction. Only the connection's list of commit hooks
     refers to it."""
 
     database: str
-    confirmed: list[_Step] = field(default_factory=list)
+    confirmed: list[_PlanStep] = field(default_factory=list)
     newest: _Flush | None = None
-    plan: _Plan = field(default_factory=_Plan)
+    plan: _CommitPlan = field(default_factory=_CommitPlan)
     hooks: list[Any] = field(default_factory=list)
     """The list of hooks that the plan was made from."""
     read: int = 0
     """How many of these hooks the plan has read."""
 
     @classmethod
-    def of(cls, database: str) -> _Batch:
+    def of(cls, database: str) -> _TransactionChanges:
         """The batch of the open transaction, found through its hook, so that a rollback forgets
         it."""
         newest = _newest_flush(connections[database].run_on_commit)
         return newest.batch if newest else cls(database)
 
-    def planned(self) -> _Plan:
+    def planned(self) -> _CommitPlan:
         """The plan as it stands. It reads only new hooks, so that a call does not cost more with
         each message; when Django has dropped some, it makes a new list, and all is read anew."""
         hooks = connections[self.database].run_on_commit
         if self.hooks is not hooks:
-            self.plan, self.hooks, self.read = _Plan(), hooks, 0
+            self.plan, self.hooks, self.read = _CommitPlan(), hooks, 0
         for at in range(self.read, len(hooks)):
             step = hooks[at][1]
-            if isinstance(step, _Step) and not step.done:  # a TestCase keeps those that were run
+            if (
+                isinstance(step, _PlanStep) and not step.done
+            ):  # a TestCase keeps those that were run
                 step.apply(self.plan)
         self.read = len(hooks)
         return self.plan
 
-    def hook(self, step: _Step) -> None:
+    def hook(self, step: _PlanStep) -> None:
         """Take the step at the commit, then send the batch.
 
         Adds two hooks. Django drops the first with its savepoint. The second comes after it and
@@ -194,7 +196,7 @@ class _Batch:
         out of the batch at once, and reschedule() moves it there.
         """
         steps, self.confirmed, self.hooks = self.confirmed, [], []
-        plan = _Plan()
+        plan = _CommitPlan()
         for step in steps:
             if isinstance(step, _Change):
                 try:
@@ -217,10 +219,10 @@ class _Batch:
 
 
 @dataclass(slots=True, eq=False)
-class _Step:
+class _PlanStep:
     """Commit hook that changes the plan."""
 
-    batch: _Batch
+    batch: _TransactionChanges
     done: bool = field(default=False, init=False)
 
     def __call__(self) -> None:
@@ -228,30 +230,30 @@ class _Step:
             self.done = True
             self.batch.confirmed.append(self)
 
-    def apply(self, plan: _Plan) -> None:
+    def apply(self, plan: _CommitPlan) -> None:
         raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)
-class _Add(_Step):
+class _Add(_PlanStep):
     """Adds items."""
 
     items: list[Item]
 
-    def apply(self, plan: _Plan) -> None:
+    def apply(self, plan: _CommitPlan) -> None:
         for item in self.items:
             plan.put(id(item), item)
             plan.by_address.setdefault(item.address, []).append(id(item))
 
 
 @dataclass(slots=True, eq=False)
-class _Replace(_Step):
+class _Replace(_PlanStep):
     """Takes an item out, or puts another in its slot."""
 
     old: Item
     new: Item | None
 
-    def apply(self, plan: _Plan) -> None:
+    def apply(self, plan: _CommitPlan) -> None:
         slot = plan.slots.pop(id(self.old), None)
         if slot is not None and self.new is None:
             del plan.items[slot]
@@ -260,14 +262,14 @@ class _Replace(_Step):
 
 
 @dataclass(slots=True, eq=False)
-class _Change(_Step):
+class _Change(_PlanStep):
     """Changes a message that is not of this batch."""
 
     address: Address
     act: Callable[[], None]
     cancels: bool
 
-    def apply(self, plan: _Plan) -> None:
+    def apply(self, plan: _CommitPlan) -> None:
         if self.cancels:
             plan.cancelled.add(self.address)
 
@@ -276,7 +278,7 @@ class _Change(_Step):
 class _Flush:
     """Commit hook that sends the batch, if no later one will."""
 
-    batch: _Batch
+    batch: _TransactionChanges
 
     def __call__(self) -> None:
         if self.batch.newest is self:

@@ -75,7 +75,7 @@ _WAITING, _ENDED = ("delayed", "ready", "leased"), tuple(Final.values)
 _Answer = TypeVar("_Answer")
 
 
-class _Kept(Generic[_Answer]):
+class _KeptAnswer(Generic[_Answer]):
     """An answer that is read anew when it is old. None when there was an error."""
 
     def __init__(
@@ -100,11 +100,11 @@ class _Kept(Generic[_Answer]):
 
 
 @lru_cache(maxsize=1)
-def _topics_in(store: RedisStore) -> _Kept[Sequence[TopicFigures]]:
-    return _Kept(lambda: read_topics(store), StoreError, lambda took: KEPT)
+def _topics_in(store: RedisStore) -> _KeptAnswer[Sequence[TopicFigures]]:
+    return _KeptAnswer(lambda: read_topics(store), StoreError, lambda took: KEPT)
 
 
-_database = _Kept(read_database, Error, kept_for)
+_database = _KeptAnswer(read_database, Error, kept_for)
 
 
 class WorkerMetrics:

@@ -250,7 +250,7 @@ def look_again() -> None:
     Event().wait(LOOK_AGAIN)
 
 
-class _Code:
+class _ProjectCode:
     """Code of the project, which may do everything."""
 
     is_outside_pages = True
@@ -303,7 +303,9 @@ def change_waiting(  # noqa: PLR0913 - keyword-only, and each of them is what an
     """
     change = WaitingChange(kind=kind, by=by, to=to, edit=edit)
     check_not_in_transaction()
-    operation = start_waiting(_Code(operator), change, selection, reason=reason, dry_run=dry_run)
+    operation = start_waiting(
+        _ProjectCode(operator), change, selection, reason=reason, dry_run=dry_run
+    )
     ended = run_to_end(operation)
     if ended.status != BulkStatus.DONE:
         raise InvalidMessage(f"Operation {ended.pk} is {ended.status}. {ended.error}".strip())

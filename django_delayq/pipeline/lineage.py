@@ -44,7 +44,7 @@ def lineage_of(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
         yield run
         return
     try:
-        events = _Events(name, params, tell)
+        events = _RunEvents(name, params, tell)
     except ImportError:
         tell(
             "OpenLineage is configured, but its client is not installed: "
@@ -71,7 +71,7 @@ def _is_configured() -> bool:
     )
 
 
-class _Events:
+class _RunEvents:
     """Those of one run."""
 
     def __init__(self, name: str, params: Params, tell: Tell) -> None:

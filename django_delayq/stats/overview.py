@@ -585,7 +585,7 @@ def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overvie
     ]
     late = [value for values in sql.lateness_ms.values() for value in values]
     ends = (float("-inf"), *LATENESS_MS, float("inf"))
-    due = _DueCounts(seen, sql)
+    due = _DueByBar(seen, sql)
     return Overview(
         at=from_ms(at_ms),
         topics=[topic for topic in topics if not topic.is_past],
@@ -690,7 +690,7 @@ def together(topics: Sequence[Sequence[TopicSample]], now_ms: float) -> list[Sam
 # Pictures
 
 
-class _DueCounts:
+class _DueByBar:
     """What falls due, by bar and topic."""
 
     def __init__(self, seen: _Seen, sql: DatabaseFigures) -> None:

@@ -19,7 +19,7 @@ _FORMATTER = Formatter()
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class _Part(NamedTuple):
+class _TemplatePart(NamedTuple):
     """A literal text of a template and the field after it."""
 
     literal: str
@@ -98,7 +98,7 @@ class KeyMaker:
             raise InvalidKey(f"The key {self.source!r} is made of {name}, which is not given.")
         return value
 
-    def _text(self, part: _Part, value: Any) -> str:
+    def _text(self, part: _TemplatePart, value: Any) -> str:
         """As text stands in JSON, without quotes; or formatted, where the template says how."""
         if type(value) in (str, int) and part.is_plain:
             return str(value)  # most keys: a third of the time of what follows
@@ -123,15 +123,15 @@ class KeyMaker:
         return json.dumps(plain)
 
 
-def _parsed(template: str) -> list[_Part]:
+def _parsed(template: str) -> list[_TemplatePart]:
     """Raises InvalidKey."""
-    parts: list[_Part] = []
+    parts: list[_TemplatePart] = []
     try:
         for literal, field, format_, conversion in _FORMATTER.parse(template):
             if conversion or "{" in (format_ or ""):
                 raise ValueError("neither ! nor a field within a field can be used")
             first = field.replace("[", ".").partition(".")[0] if field is not None else ""
-            parts.append(_Part(literal, field or "", first, format_ or ""))
+            parts.append(_TemplatePart(literal, field or "", first, format_ or ""))
             if field is not None and not first:
                 raise ValueError("each field names a parameter, as {order_id} does")
     except ValueError as error:

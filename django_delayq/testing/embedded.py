@@ -85,7 +85,7 @@ class EmbeddedServer:
         self._binary = binary
         self._config = dict(config or {})
         self._arguments = tuple(arguments)
-        self._child: _Child | None = None
+        self._child: _ServerProcess | None = None
         self._owner = 0
 
     def __enter__(self) -> EmbeddedServer:
@@ -152,7 +152,7 @@ class EmbeddedServer:
         self._end(signal.SIGTERM)
         self.start()
 
-    def _spawn(self, binary: Path) -> _Child:
+    def _spawn(self, binary: Path) -> _ServerProcess:
         options = {
             "bind": "127.0.0.1",
             "port": str(self.port),
@@ -195,13 +195,13 @@ class EmbeddedServer:
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
-class _Child(NamedTuple):
+class _ServerProcess(NamedTuple):
     process: subprocess.Popen[bytes]
     released: threading.Event
     """Set when the thread that forked the process may end."""
 
 
-def _spawn(command: list[str], log: Path, lock: int) -> _Child:
+def _spawn(command: list[str], log: Path, lock: int) -> _ServerProcess:
     """Run the command from a thread of its own: the kernel's "parent died" is the end of the
     *thread* that forked."""
     future: Future[subprocess.Popen[bytes]] = Future()
@@ -228,7 +228,7 @@ def _spawn(command: list[str], log: Path, lock: int) -> _Child:
             released.wait()
 
     threading.Thread(target=fork_and_stay, name="delayq-embedded-server", daemon=True).start()
-    return _Child(future.result(), released)
+    return _ServerProcess(future.result(), released)
 
 
 def _lock(data_dir: Path) -> int:

@@ -148,8 +148,8 @@ class DueRunner:
         self._shared = Shared(store, settings, WORKER, topics, perform_once=perform_once)
         self._settler = Settler(self._shared, lambda outcomes: None)
         self._outcomes: list[Outcome] = []
-        self._executor = _Executor(self._shared, self._outcomes.append, failures)
-        self._batch_executor = _BatchExecutor(self._shared, self._executor)
+        self._executor = _CommittingExecutor(self._shared, self._outcomes.append, failures)
+        self._batch_executor = _CommittingBatchExecutor(self._shared, self._executor)
         self._known: dict[str, Message] = {}
         """Messages that waited, by id: the claim of one that has expired gives only its id."""
         self.runs: list[TaskRun] = []
@@ -301,7 +301,7 @@ def _run_of(
     )
 
 
-class _Executor(Executor):
+class _CommittingExecutor(Executor):
     """Runs a task as if each of its statements committed, where a TestCase has opened
     transactions."""
 
@@ -346,10 +346,10 @@ class _Executor(Executor):
         self._connections_checked_at = time.monotonic()
 
 
-class _BatchExecutor(BatchExecutor):
+class _CommittingBatchExecutor(BatchExecutor):
     """The same for a batch task. A planned failure is that of a call."""
 
-    _executor: _Executor
+    _executor: _CommittingExecutor
 
     def _perform(self, task: Task[..., Any], part: Sequence[Any]) -> BaseException | None:
         failure = self._executor.planned(task.name)

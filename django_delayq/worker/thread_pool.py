@@ -31,11 +31,11 @@ WORTH_A_THREAD = 0.001
 HELD_UP = 0.25
 
 
-class _Claimed(Protocol):
+class _HasClaimTime(Protocol):
     claimed_at: float
 
 
-W = TypeVar("W", bound=_Claimed)
+W = TypeVar("W", bound=_HasClaimTime)
 """What a thread runs at a time: a lease, or a batch of them."""
 
 

@@ -164,7 +164,7 @@ def test_upwards_is_downwards_reversed(seed: int) -> None:
     crowd(60, seed)
     for selection in [Selection(), *selections(seed, 20)]:
         down = downwards(selection)
-        timed = search._kind(selection) is search._Times
+        timed = search._kind(selection) is search._ByFinishing
         assert upwards(selection, "0.0" if timed else "0") == down, selection
 
 

@@ -236,7 +236,7 @@ class MessageMaker:
 
     def made(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """MADE of these rows, in their order."""
-        rows = _Rows(self.planned.options, batch)
+        rows = _CheckedRows(self.planned.options, batch)
         names = rows.names()
         due_ms = rows.due_ms(self._last_ms) if self.planned.options.due else [None] * len(batch)
         arguments = [(argument, rows.argument(argument)) for argument in self.planned.arguments]
@@ -261,7 +261,7 @@ class MessageMaker:
 
     def _columns(
         self,
-        rows: _Rows,
+        rows: _CheckedRows,
         names: Sequence[str | None],
         due_ms: Sequence[int | None],
         bodies: Sequence[bytes | None],
@@ -289,7 +289,7 @@ class MessageMaker:
         return pa.RecordBatch.from_arrays([columns[name] for name in MADE.names], schema=MADE)
 
 
-class _Rows:
+class _CheckedRows:
     """The rows of a batch. The first reason that is found against a row stays."""
 
     def __init__(self, options: ScheduleOptions, batch: pa.RecordBatch) -> None:

@@ -44,7 +44,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             limit=store.client.settings.body_limit,
             partitions=store.topics.configured(options.task.topic),
         )
-        rows = _Rows(source, maker, params)
+        rows = _FrameRows(source, maker, params)
         try:
             return scheduling.schedule(rows, options, store, params.dry_run, tell)
         finally:
@@ -63,7 +63,7 @@ def message_rows(source: DataFrame, maker: MessageMaker) -> DataFrame:
     return found.withColumn("reason", F.coalesce("reason", twice))
 
 
-class _Rows:
+class _FrameRows:
     """The rows of a frame."""
 
     def __init__(self, source: DataFrame, maker: MessageMaker, params: Params) -> None:

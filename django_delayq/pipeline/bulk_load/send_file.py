@@ -51,7 +51,7 @@ def send_file(
         partitions=store.topics.configured(options.task.topic),
     )
     try:
-        rows = _Rows(file, maker, store, progress)
+        rows = _FileRows(file, maker, store, progress)
     except (OSError, pa.ArrowException) as error:
         raise unreadable(options.source, error) from error
     return scheduling.schedule(
@@ -59,7 +59,7 @@ def send_file(
     )
 
 
-class _Rows:
+class _FileRows:
     """The rows of a file."""
 
     def __init__(

@@ -144,7 +144,7 @@ def _concern(urgency: Urgency, measure: Measured, limit: float) -> Concern:
     )
 
 
-class _Kept:
+class _KeptSituation:
     """The situation, read anew when it is some seconds old."""
 
     def __init__(self, overview: object, store: RedisStore) -> None:
@@ -169,4 +169,4 @@ class _Kept:
 
 _lock = threading.Lock()
 #: One beside the reader of the overview: who forgets that one forgets this one, too.
-_kept_of = lru_cache(maxsize=1)(_Kept)
+_kept_of = lru_cache(maxsize=1)(_KeptSituation)

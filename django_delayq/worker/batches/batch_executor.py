@@ -47,7 +47,7 @@ class ResolvedBatch(NamedTuple):
         return self.task.definition.func(self.batch)
 
 
-class _Member:
+class _BatchMember:
     """One message of a batch that is to be called, and what the last call has said about it."""
 
     __slots__ = ("lease", "message", "resolved")
@@ -112,19 +112,19 @@ class BatchExecutor:
 
     # Steps
 
-    def _calls(self, gathered: Gathered, left: set[Lease]) -> Calls[_Member]:
+    def _calls(self, gathered: Gathered, left: set[Lease]) -> Calls[_BatchMember]:
         """Read all messages. What cannot run has its outcome now."""
-        members: list[_Member] = []
+        members: list[_BatchMember] = []
         for lease in gathered.leases:
             resolved, outcome = self._executor.resolve(lease)
             if resolved is None:
                 left.discard(lease)
                 self._executor.settle(outcome)
             else:
-                members.append(_Member(lease, resolved))
+                members.append(_BatchMember(lease, resolved))
         return Calls(members)
 
-    def _begin(self, part: Sequence[_Member], left: set[Lease]) -> Sequence[_Member]:
+    def _begin(self, part: Sequence[_BatchMember], left: set[Lease]) -> Sequence[_BatchMember]:
         """Those of the part whose leases have not ended. Their time begins with this call, and so
         does that of the messages whose call comes later."""
         now = time.monotonic()
@@ -138,7 +138,7 @@ class BatchExecutor:
                 self._executor.settle(Outcome(member.lease, None, Result.RELEASED, now))
         return [member for member in part if member.lease in left]
 
-    def _perform(self, task: Task[..., Any], part: Sequence[_Member]) -> BaseException | None:
+    def _perform(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> BaseException | None:
         running.set(part[0].lease)
         running_together.set([member.lease for member in part])
         try:
@@ -154,7 +154,7 @@ class BatchExecutor:
             close_broken()
 
     async def _perform_async(
-        self, task: Task[..., Any], part: Sequence[_Member]
+        self, task: Task[..., Any], part: Sequence[_BatchMember]
     ) -> BaseException | None:
         running.set(part[0].lease)
         running_together.set([member.lease for member in part])
@@ -165,10 +165,10 @@ class BatchExecutor:
             return error
         return None
 
-    def _call(self, task: Task[..., Any], part: Sequence[_Member]) -> None:
+    def _call(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> None:
         refuse_unrun(task.name, self._run_layers(self._resolved(task, part)))
 
-    def _resolved(self, task: Task[..., Any], part: Sequence[_Member]) -> ResolvedBatch:
+    def _resolved(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> ResolvedBatch:
         """A fresh batch: what an earlier call has said about its messages does not count."""
         limit = self._shared.settings.body_limit if task.definition.options.result else None
         for member in part:
@@ -177,7 +177,7 @@ class BatchExecutor:
             member.message = BatchMessage(member.lease, member.resolved.body, limit)
         return ResolvedBatch(task, Batch([m.message for m in part if m.message is not None]))
 
-    def _perform_once(self, task: Task[..., Any], part: Sequence[_Member]) -> None:
+    def _perform_once(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> None:
         """The effects of the call and the rows of the messages that are done, in one
         transaction."""
         perform_once = self._shared.perform_once
@@ -203,8 +203,8 @@ class BatchExecutor:
 
     def _end(
         self,
-        calls: Calls[_Member],
-        part: Sequence[_Member],
+        calls: Calls[_BatchMember],
+        part: Sequence[_BatchMember],
         error: BaseException | None,
         left: set[Lease],
     ) -> None:
@@ -230,7 +230,7 @@ class BatchExecutor:
 
 
 def _shown(
-    part: Sequence[_Member], raised: Sequence[BaseException | None]
+    part: Sequence[_BatchMember], raised: Sequence[BaseException | None]
 ) -> dict[int, BaseException]:
     """What people may see of these errors: each may tell the arguments of all messages of the
     call."""

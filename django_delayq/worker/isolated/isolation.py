@@ -108,7 +108,7 @@ class Isolation:
                 task.name,
             )
         )
-        watch = _Watch(child, lease, lease.report, resolved)
+        watch = _RunWatch(child, lease, lease.report, resolved)
         try:
             while (ended := watch.poll()) is None:
                 """One look after the other."""
@@ -184,7 +184,7 @@ class _NotBegun(Exception):
     """The child has ended before it took the message."""
 
 
-class _Watch:
+class _RunWatch:
     """Looks at one run until it has ended. Raises what ends it before: then the child has to be
     killed."""
 
