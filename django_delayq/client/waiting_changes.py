@@ -160,6 +160,17 @@ class WaitingBatch:
         else:
             group.append(member)
 
+    def _leave_out_unsettled(self) -> None:
+        """Skip what Redis may still have: until the relay has brought both together nobody can tell
+        what is to be changed. Then leave all that is skipped out of the groups."""
+        for message in self.alone:
+            if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
+                self.skipped[message.pk] = UNSETTLED
+        skipped = self.skipped
+        self.alone = [message for message in self.alone if message.pk not in skipped]
+        self.in_redis = [entry for entry in self.in_redis if entry.message.pk not in skipped]
+        self.in_outbox = [entry for entry in self.in_outbox if entry[0].pk not in skipped]
+
     def _why_not(self, message: BulkMessage, found: Found, live: Message) -> str:
         if self.in_doubt and self.has_changed(message, found):
             return ""
@@ -333,17 +344,7 @@ class Editing(WaitingBatch):
                 self.skipped[message.pk] = CHANGED
             except InvalidMessage:
                 self.skipped[message.pk] = REFUSED
-        for message in self.alone:
-            # Until the relay has brought both together nobody can tell what is to be edited.
-            if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
-                self.skipped[message.pk] = UNSETTLED
-        self.alone = [message for message in self.alone if message.pk not in self.skipped]
-        self.in_redis = [
-            waiting for waiting in self.in_redis if waiting.message.pk not in self.skipped
-        ]
-        self.in_outbox = [
-            waiting for waiting in self.in_outbox if waiting[0].pk not in self.skipped
-        ]
+        self._leave_out_unsettled()
 
     def change_in_redis(self) -> None:
         """Edit what waits in Redis."""
@@ -447,17 +448,7 @@ class Moving(WaitingBatch):
             mover = self.movers[message.topic]
             if not mover.is_free(found, message.key or None, asks_redis=asks):
                 self.skipped[message.pk] = KEY_LIVE
-        for message in self.alone:
-            # The row would leave a message behind that Redis may still have.
-            if lookup.is_unsettled(self.rows[message.topic, message.message_id]):
-                self.skipped[message.pk] = UNSETTLED
-        self.alone = [message for message in self.alone if message.pk not in self.skipped]
-        self.in_redis = [
-            waiting for waiting in self.in_redis if waiting.message.pk not in self.skipped
-        ]
-        self.in_outbox = [
-            waiting for waiting in self.in_outbox if waiting[0].pk not in self.skipped
-        ]
+        self._leave_out_unsettled()
 
     def change_in_redis(self) -> None:
         """Move what waits in Redis, and the rows of these messages."""

@@ -143,8 +143,10 @@ def test_wrong_clock_of_a_worker_or_producer_makes_nothing_early(
         queue.history.ahead[worker.pid] = offset
     for worker in queue.workers:
         worker.ready()
-    handles = tasks.note.enqueue_many(
-        [tasks.note.using(delay=n / 500).prepare() for n in range(1, 1000)]
+    # More than the two threads of one worker can do: its home takes a message first, and else the
+    # other worker would have none.
+    handles = tasks.work.enqueue_many(
+        [tasks.work.using(delay=n / 300).prepare(0.01) for n in range(1, 1000)]
     )
     for name, offset in (("early", -HOUR), ("late", HOUR)):
         handles.append(_enqueue_elsewhere(queue, 0.3, Clock(shim, tmp_path, name, offset)))
