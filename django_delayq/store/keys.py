@@ -26,8 +26,9 @@ One partition = one hash tag, so that every script stays in one cluster slot:
 | PREFIX:samples:topic:TOPIC | stream | f, w, l: the minutes in which figures of the topic changed |
 | PREFIX:lock:NAME | string | a lock for some time: one of all processes does the work |
 | PREFIX:calls:TOKEN:WINDOW | hash | calls of a token of the HTTP API in a window of time |
-| PREFIX:{call:DIGEST}:lock | string | such a call of the HTTP API is on its way |
-| PREFIX:{call:DIGEST}:answer | hash | of a call with an Idempotency-Key |
+| PREFIX:{call:DIGEST}:lock | string | a call with an Idempotency-Key is on its way |
+| PREFIX:{call:DIGEST}:answer | hash | of such a call |
+| PREFIX:{call:DIGEST}:first | string | fingerprint of the first such call |
 | PREFIX:move | hash | how far a move to another Redis is: state, id, until when it may last |
 | PREFIX:moved:REST | any | while the store is frozen: the value of PREFIX:REST |
 | PREFIX:ahead_us | string | how far the clock is ahead, in a test that has moved it |
@@ -183,10 +184,10 @@ def calls_key(prefix: str, token: str, window: int) -> str:
     return f"{prefix}:calls:{token}:{window}"
 
 
-def answer_keys(prefix: str, call: str) -> tuple[str, str]:
-    """The lock and the answer of a call of the HTTP API that may come again."""
+def answer_keys(prefix: str, call: str) -> tuple[str, str, str]:
+    """The lock, the answer and the fingerprint of a call of the HTTP API that may come again."""
     base = f"{prefix}:{{call:{call}}}:"
-    return f"{base}lock", f"{base}answer"
+    return f"{base}lock", f"{base}answer", f"{base}first"
 
 
 def ahead_key(prefix: str) -> str:

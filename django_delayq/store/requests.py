@@ -17,6 +17,17 @@ class Answered(NamedTuple):
     body: bytes
 
 
+class KnownCall(NamedTuple):
+    """What is known of a call that begins."""
+
+    first: bytes
+    """The fingerprint of the first call with this Idempotency-Key."""
+    answer: Answered | None
+    """What it was answered; None: nothing that was kept."""
+    is_free: bool
+    """Whether no call with this Idempotency-Key is on its way."""
+
+
 class Requests:
     """What the processes of the HTTP API share."""
 
@@ -32,29 +43,40 @@ class Requests:
         )
         return int(counted)
 
-    def begin(self, call: str, ms: int) -> Answered | bool:
-        """The answer of a call that was made before. Else True: the caller makes it and then calls
-        answer() or give_up(); or False: another caller does, at most for so many ms."""
-        lock, kept = self._keys(call)
+    def begin(self, call: str, fingerprint: bytes, ms: int, seconds: int) -> KnownCall:
+        """What is known of a call. If it is free and has no answer, the caller makes it and then
+        calls answer() or give_up(); no other caller does within so many ms. The fingerprint of the
+        first call is kept for `seconds`."""
+        lock, kept, first = self._keys(call)
         # In this order: who has answered writes the answer while the lock is held.
-        free, fields = self._client.read_all(
-            [Read("SET", None, (lock, 1, "NX", "PX", ms)), Read("HGETALL", None, (kept,))]
+        _, known, free, fields = self._client.read_all(
+            [
+                Read("SET", None, (first, fingerprint, "NX", "EX", seconds)),
+                Read("GET", None, (first,)),
+                Read("SET", None, (lock, 1, "NX", "PX", ms)),
+                Read("HGETALL", None, (kept,)),
+            ]
         )
-        if fields:
-            return Answered(fields[b"of"], int(fields[b"status"]), fields[b"body"])
-        return bool(free)
+        if not fields:
+            # Without `known` it has ended in this moment.
+            return KnownCall(known or fingerprint, None, bool(free))
+        answer = Answered(fields[b"of"], int(fields[b"status"]), fields[b"body"])
+        return KnownCall(answer.fingerprint, answer, bool(free))
 
     def answer(self, call: str, given: Answered, seconds: int) -> None:
         """Keep the answer for `seconds`."""
-        _, kept = self._keys(call)
+        _, kept, _ = self._keys(call)
         fields = ("of", given.fingerprint, "status", given.status, "body", given.body)
         self._client.read_all(
             [Read("HSET", None, (kept, *fields)), Read("EXPIRE", None, (kept, seconds))]
         )
 
-    def give_up(self, call: str) -> None:
-        """The call has failed: it may be made again at once."""
-        self._client.command("EXPIRE", self._keys(call)[0], 0)
+    def give_up(self, call: str, *, refused: bool = False) -> None:
+        """The call has ended without an answer to keep: it may be made again at once. When it was
+        refused, nothing was done, and its Idempotency-Key is free for another call."""
+        lock, _, first = self._keys(call)
+        freed = (first, lock) if refused else (lock,)
+        self._client.read_all([Read("EXPIRE", None, (key, 0)) for key in freed])
 
-    def _keys(self, call: str) -> tuple[str, str]:
+    def _keys(self, call: str) -> tuple[str, str, str]:
         return keys.answer_keys(self._client.prefix, call)

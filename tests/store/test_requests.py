@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from django_delayq.store.requests import Answered
+from django_delayq.store.requests import Answered, KnownCall
 from django_delayq.store.store import RedisStore
 
-ANSWER = Answered(b"of this call", 201, b'{"id": 1}')
+OF = b"of this call"
+ANSWER = Answered(OF, 201, b'{"id": 1}')
+
+
+def begin(store: RedisStore, fingerprint: bytes = OF) -> KnownCall:
+    return store.requests.begin("call", fingerprint, 60_000, 3600)
 
 
 def test_calls_are_counted_by_token_and_window(store: RedisStore) -> None:
@@ -16,20 +21,27 @@ def test_calls_are_counted_by_token_and_window(store: RedisStore) -> None:
 
 
 def test_of_two_callers_one_goes_on(store: RedisStore) -> None:
-    assert store.requests.begin("call", 60_000) is True
-    assert store.requests.begin("call", 60_000) is False
+    assert begin(store) == (OF, None, True)
+    assert begin(store) == (OF, None, False)
 
 
 def test_an_answer_is_given_again(store: RedisStore) -> None:
-    store.requests.begin("call", 60_000)
+    begin(store)
     store.requests.answer("call", ANSWER, 3600)
     store.requests.give_up("call")
-    assert store.requests.begin("call", 60_000) == ANSWER
-    ends = store.client.redis.ttl(f"{store.client.prefix}:{{call:call}}:answer")
-    assert 3500 < ends <= 3600
+    assert begin(store, b"of another") == (OF, ANSWER, True)
+    for name in ("answer", "first"):
+        ends = store.client.redis.ttl(f"{store.client.prefix}:{{call:call}}:{name}")
+        assert 3500 < ends <= 3600
 
 
 def test_a_call_that_was_given_up_may_be_made_again(store: RedisStore) -> None:
-    store.requests.begin("call", 60_000)
+    begin(store)
     store.requests.give_up("call")
-    assert store.requests.begin("call", 60_000) is True
+    assert begin(store, b"of another") == (OF, None, True)
+
+
+def test_the_name_of_a_call_that_was_refused_is_free_for_another(store: RedisStore) -> None:
+    begin(store)
+    store.requests.give_up("call", refused=True)
+    assert begin(store, b"of another") == (b"of another", None, True)

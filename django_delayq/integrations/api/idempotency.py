@@ -22,7 +22,7 @@ from .problems import Problem
 
 logger = logging.getLogger("delayq.api")
 
-#: Seconds for which an answer is kept.
+#: Seconds for which a call and its answer are known.
 KEPT = 24 * 3600
 #: Milliseconds after which a call that has not ended is forgotten: its process has died.
 GIVEN_UP = 60_000
@@ -38,8 +38,9 @@ def once(view: View) -> View:
     """Carry out a call with an Idempotency-Key once. Calls without one pass.
 
     Another body under the same key is refused with 422, and a call whose first one is still on its
-    way with 409. An answer of 500 and above is not kept: the call may be made again. Messages that
-    it sends have ids of the key (call_id), so that one which was stored unseen is not stored twice.
+    way with 409. An answer of 500 and above is not kept: the same call may be made again. Messages
+    that it sends have ids of the key (call_ids), so that one which was stored unseen is not stored
+    twice. A call that was refused has changed nothing, and leaves its key free.
     """
 
     @wraps(view)
@@ -54,22 +55,15 @@ def once(view: View) -> View:
         call = _digest(str(caller.pk), given).hex()[:40]
         fingerprint = _digest(request.method, request.get_full_path(), request.body)
         requests = get_store().requests
-        before = _begin(requests, call)
-        if isinstance(before, Answered):
-            return _again(before, fingerprint)
-        if not before:
-            raise Problem(
-                409,
-                "in-progress",
-                "The first call with this Idempotency-Key is still on its way.",
-                headers={"Retry-After": "1"},
-            )
-        request.delayq_call = call
+        before = _begin(requests, call, fingerprint)
+        if before is not None:
+            return _again(before)
+        request.delayq_call = f"{call} {fingerprint.hex()}"
         try:
             response = view(request, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             with suppress(DelayQError):  # else the key is free when it is given up
-                requests.give_up(call)
+                requests.give_up(call, refused=_is_refusal(error))
             raise
         try:
             _keep(requests, call, fingerprint, response)
@@ -82,23 +76,40 @@ def once(view: View) -> View:
     return answer_once
 
 
-def call_id(request: Any, topic: str, place: int) -> bytes | None:
-    """The id of a message of a call with an Idempotency-Key: the same whenever it is made again.
-    None for other calls. `place`: of the message in the call."""
+def call_ids(request: Any, topic: str, count: int) -> list[bytes | None]:
+    """The ids of the messages of a call with an Idempotency-Key: the same whenever it is made
+    again. None for those of other calls."""
     call = getattr(request, "delayq_call", None)
-    return None if call is None else key_id(topic, f"Idempotency-Key {call} {place}")
+    if call is None:
+        return [None] * count
+    return [key_id(topic, f"Idempotency-Key {call} {place}") for place in range(count)]
 
 
-def _begin(requests: Requests, call: str) -> Answered | bool:
-    """Requests.begin(). Raises StoreUnavailable: nothing was carried out yet."""
+def _begin(requests: Requests, call: str, fingerprint: bytes) -> Answered | None:
+    """The answer that the call was given before; None: it is to be carried out now. Raises Problem
+    422 and 409, and StoreUnavailable: nothing was carried out yet."""
     breaker = get_store().breaker
     if breaker.open:
         raise StoreUnavailable
     try:
-        return requests.begin(call, GIVEN_UP)
+        begun = requests.begin(call, fingerprint, GIVEN_UP, KEPT)
     except (StoreUnavailable, OutcomeUnknown) as error:
         breaker.trip()
         raise StoreUnavailable from error
+    if begun.first != fingerprint:
+        if begun.is_free:
+            requests.give_up(call)
+        raise Problem(
+            422, "key-reused", "This Idempotency-Key was used for another call. Take a new one."
+        )
+    if not (begun.answer or begun.is_free):
+        raise Problem(
+            409,
+            "in-progress",
+            "The first call with this Idempotency-Key is still on its way.",
+            headers={"Retry-After": "1"},
+        )
+    return begun.answer
 
 
 def _keep(requests: Requests, call: str, fingerprint: bytes, response: HttpResponse) -> None:
@@ -107,11 +118,14 @@ def _keep(requests: Requests, call: str, fingerprint: bytes, response: HttpRespo
     requests.give_up(call)
 
 
-def _again(before: Answered, fingerprint: bytes) -> HttpResponse:
-    if before.fingerprint != fingerprint:
-        raise Problem(
-            422, "key-reused", "This Idempotency-Key was used for another call. Take a new one."
-        )
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the call was refused before it has changed anything."""
+    if isinstance(error, DelayQError):
+        error = Problem.of(error)
+    return isinstance(error, Problem) and error.status < 500
+
+
+def _again(before: Answered) -> HttpResponse:
     return HttpResponse(
         before.body,
         status=before.status,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
+from itertools import chain
 from operator import attrgetter
 from typing import Any, cast
-from uuid import UUID
 
 import msgspec
 from django.http import HttpRequest, HttpResponse
@@ -39,7 +40,7 @@ from .documents import (
     TopicName,
     json_schema_of,
 )
-from .idempotency import call_id, once
+from .idempotency import KEPT, call_ids, once
 from .problems import Problem, answer
 from .router import router
 from .strict_json import read_strict
@@ -87,9 +88,10 @@ def enqueue_message(request: HttpRequest, topic: Path[TopicName]) -> HttpRespons
     """Enqueue a message."""
     caller = caller_of(request)
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
-    call = _call(whole, _read(request.body), call_id(request, whole, 0))
+    (fixed_id,) = call_ids(request, whole, 1)
+    call = _call(whole, _read(request.body), fixed_id)
     (receipt,) = enqueue_built([build([call])])
-    return answer(_sent(receipt), 201)
+    return answer(_sent(receipt, fixed_id), 201)
 
 
 @router.post(
@@ -117,14 +119,18 @@ def enqueue_batch(request: HttpRequest, topic: Path[TopicName]) -> HttpResponse:
     none is sent; a duplicate is an outcome of its own."""
     caller = caller_of(request)
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
-    items = _items(whole, request, caller)
+    lines = request.body.splitlines()
+    if not 1 <= len(lines) <= BATCH:
+        raise Problem(422, "invalid", f"A batch has 1 to {BATCH} lines, not {len(lines):,}.")
+    ids = call_ids(request, whole, len(lines))
+    items = _items(whole, lines, ids, caller)
     with suppress(DuplicateMessage):  # each message says of itself that it is one
         enqueue_built(items)
-    sent = [_sent(item.receipt) for chunk in items for item in chunk]
-    modes = (item.message.mode for chunk in items for item in chunk)
-    for each, mode in zip(sent, modes, strict=True):
-        if each.outcome == "kept" and base_mode(mode) == "raise":
-            each.outcome = "duplicate"
+    sent: list[Sent] = []
+    for item, fixed_id in zip(chain.from_iterable(items), ids, strict=True):
+        sent.append(_sent(item.receipt, fixed_id))
+        if sent[-1].outcome == "kept" and base_mode(item.message.mode) == "raise":
+            sent[-1].outcome = "duplicate"
     return answer(SentBatch(messages=sent))
 
 
@@ -151,16 +157,15 @@ def reschedule_message(request: HttpRequest, topic: Path[TopicName], body: NewTi
     return answer({"due_at": due_at})
 
 
-def _items(topic: str, request: HttpRequest, caller: Caller) -> list[list[Item]]:
+def _items(
+    topic: str, lines: Sequence[bytes], ids: Sequence[bytes | None], caller: Caller
+) -> list[list[Item]]:
     """What the lines of a batch say, in chunks for enqueue_built(). Raises Problem with the number
     of the line."""
-    lines = request.body.splitlines()
-    if not 1 <= len(lines) <= BATCH:
-        raise Problem(422, "invalid", f"A batch has 1 to {BATCH} lines, not {len(lines):,}.")
     calls: list[Call] = []
     try:
-        for line in lines:
-            calls.append(_call(topic, _read(line), call_id(request, topic, len(calls))))
+        for line, fixed_id in zip(lines, ids, strict=True):
+            calls.append(_call(topic, _read(line), fixed_id))
         return [build(chunk) for chunk in in_chunks(calls)]
     except Problem as problem:
         problem.members["line"] = len(calls) + 1
@@ -199,14 +204,13 @@ def _call(topic: str, message: NewMessage, fixed_id: bytes | None = None) -> Cal
     get a fresh one. Raises InvalidMessage."""
     task = task_to_send(topic, message.task)
     given = _given(message)
-    identity: str | UUID | None = message.id
-    if fixed_id is not None and not (identity or message.key or message.window or _has_key(task)):
-        identity = UUID(bytes=fixed_id)
-    if message.headers is None and identity is None:
+    if message.headers is None and message.id is None:
         task = _with_options(task, given)
     else:
-        extra: CallOptions = {"headers": message.headers or {}, "id": identity}
+        extra: CallOptions = {"headers": message.headers or {}, "id": message.id}
         task = _changed(task, given, extra)
+    if fixed_id is not None and not (message.id or message.key or message.window or _has_key(task)):
+        task = _stored_once(task, fixed_id)
     call = Call(task, message.args, message.kwargs)
     if message.key is None and message.delay is None and message.due_at is None:
         return call
@@ -232,6 +236,19 @@ def _changed(task: Task[..., Any], given: tuple[Any, ...], extra: CallOptions) -
     return Task(task.definition, task.options.changed(cast(CallOptions, changed)))
 
 
+def _stored_once(task: Task[..., Any], identity: bytes) -> Task[..., Any]:
+    """A copy of the task whose message is stored once under the id, also when it has ended
+    meanwhile. What it says now does not count: hooks write other headers the second time."""
+    options = replace(
+        task.options,
+        id=identity,
+        on_duplicate="keep",
+        max_wait_ms=None,
+        window_ms=1000 * KEPT,
+    )
+    return Task(task.definition, options)
+
+
 def _of_line(error: InvalidMessage, calls: Sequence[Call], lines: int, namespace: str) -> Problem:
     """The refusal of a batch, with the line that it is about."""
     line = len(calls) + 1
@@ -247,8 +264,10 @@ def _of_line(error: InvalidMessage, calls: Sequence[Call], lines: int, namespace
     return problem
 
 
-def _sent(receipt: Receipt) -> Sent:
+def _sent(receipt: Receipt, fixed_id: bytes | None) -> Sent:
     sent = Sent(id=receipt.id, outcome=receipt.outcome)
+    if receipt.identity == fixed_id and sent.outcome == "kept":
+        sent.outcome = "stored"  # by this call, the first time
     if receipt.due_ms is not None:
         sent.due_at = from_ms(receipt.due_ms).isoformat()
     return sent

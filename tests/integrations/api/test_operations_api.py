@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,6 +20,7 @@ from django_delayq.integrations.api.operations_api import api as ninja_api
 from django_delayq.models import OutboxMessage
 from django_delayq.store.requests import Requests
 from django_delayq.store.store import RedisStore
+from tests.client.hooks import request_id
 from tests.faults import unreachable
 from tests.hands import Hands
 from tests.integrations.api.conftest import Caller, Callers
@@ -202,6 +205,20 @@ def test_of_many_calls_at_once_with_one_idempotency_key_one_is_carried_out(
     assert caller.get("/topics/mail").json()["backlog"] == 1
 
 
+@contextmanager
+def lost_answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Redis stores what is sent, and its answer does not come."""
+    from django_delayq.integrations.api import sending
+
+    def lost(chunks: Any) -> Any:
+        enqueue_built(chunks)
+        raise EnqueueUnknown("The answer of Redis was lost.", ids=["1"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sending, "enqueue_built", lost)
+        yield
+
+
 def away(*args: object) -> None:
     raise StoreUnavailable("Redis at redis://user@secret-host is away")
 
@@ -234,25 +251,72 @@ def test_an_answer_that_cannot_be_kept_is_given_all_the_same(
 def test_what_was_stored_unseen_is_not_stored_again_under_its_idempotency_key(
     caller: Caller, hands: Hands, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:
-    from django_delayq.integrations.api import sending
-
-    def lost(chunks: Any) -> Any:
-        enqueue_built(chunks)
-        raise EnqueueUnknown("The answer of Redis was lost.", ids=["1"])
-
-    one = {"args": [1], "durable": durable}
+    one = json.dumps({"args": [1], "durable": durable}).encode()
     calls = (
-        ("/topics/mail/messages", json.dumps(one).encode()),
-        ("/topics/mail/messages/batch", b"\n".join([json.dumps(one).encode()] * 3)),
+        ("/topics/mail/messages", one),
+        ("/topics/mail/messages/batch", b"\n".join([one] * 3)),
     )
     for number, (address, body) in enumerate(calls):
         headers = {"Idempotency-Key": f"{number}"}
-        with monkeypatch.context() as patch:
-            patch.setattr(sending, "enqueue_built", lost)
+        with lost_answer(monkeypatch):
             assert caller.post(address, body, headers).status_code == 503
         assert caller.post(address, body, headers).status_code < 300
     hands.relay()
     assert caller.get("/topics/mail").json()["backlog"] == 1 + 3
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("runs", [False, True])
+def test_hooks_and_a_run_do_not_make_another_message_of_a_repeated_call(
+    caller: Caller,
+    hands: Hands,
+    settings: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    durable: bool,
+    runs: bool,
+) -> None:
+    hook = "tests.client.hooks.with_request_id"
+    settings.DELAYQ = {**settings.DELAYQ, "ENQUEUE_HOOKS": [hook]}
+    line = {"args": [1], "durable": durable, "on_duplicate": "raise"}
+    body, headers = json.dumps(line).encode(), {"Idempotency-Key": "a"}
+    token = request_id.set("first")
+    with lost_answer(monkeypatch):
+        assert caller.post("/topics/mail/messages", body, headers).status_code == 503
+    hands.relay()
+    message = caller.next() if runs else None
+    if message is not None:
+        assert message["headers"]["request-id"] == "first"
+        caller.post("/leases/ack", lease=message["lease"])
+        hands.archive()
+    request_id.set("second")
+    again = caller.post("/topics/mail/messages", body, headers)
+    request_id.reset(token)
+    assert (again.status_code, again.json()["outcome"]) == (201, "stored")
+    assert message is None or again.json()["id"] == message["id"]
+    hands.relay()
+    assert caller.get("/topics/mail").json()["backlog"] == (0 if runs else 1)
+
+
+def test_another_body_is_refused_also_when_the_first_call_has_no_answer(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = {"Idempotency-Key": "a"}
+    with lost_answer(monkeypatch):
+        caller.post("/topics/mail/messages", _headers=headers, args=[1])
+    other = caller.post("/topics/mail/messages", _headers=headers, args=[2])
+    assert (other.status_code, other.json()["type"]) == (422, "urn:django-delayq:key-reused")
+    assert caller.post("/topics/mail/messages", _headers=headers, args=[1]).status_code == 201
+
+
+def test_a_call_that_was_refused_leaves_its_idempotency_key_free(caller: Caller) -> None:
+    headers = {"Idempotency-Key": "a"}
+    wrong = caller.post("/topics/mail/messages", _headers=headers, key="")
+    assert wrong.json()["type"] == "urn:django-delayq:invalid"
+    assert caller.post("/topics/mail/messages", _headers=headers, key="k").status_code == 201
+    other = caller.post("/topics/mail/messages", _headers={"Idempotency-Key": "b"}, key="k")
+    assert other.json()["type"] == "urn:django-delayq:duplicate"
+    headers = {"Idempotency-Key": "b"}
+    assert caller.post("/topics/mail/messages", _headers=headers, key="l").status_code == 201
 
 
 def test_a_call_with_an_idempotency_key_does_not_begin_while_redis_is_away(
