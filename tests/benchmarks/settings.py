@@ -44,6 +44,8 @@ if "sqlite3" in DATABASES["default"]["ENGINE"]:  # as docs/how-to/databases.md a
         **DATABASES["default"],
         "OPTIONS": {**DATABASES["default"].get("OPTIONS", {}), **wal},
     }
+if os.environ.get("DELAYQ_BENCH_SHOP") == "1":  # as docs/how-to/databases.md advises; the peers too
+    DATABASES["default"] = {**DATABASES["default"], "CONN_MAX_AGE": 60}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 DELAYQ = {
     "REDIS": os.environ["DELAYQ_BENCH_REDIS"],

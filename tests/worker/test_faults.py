@@ -20,8 +20,9 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection, connections
+from django.db.backends.signals import connection_created
 
-from django_delayq import constant, current_message, delayed_task
+from django_delayq import Batch, constant, current_message, delayed_task
 from django_delayq.client.handle import Handle
 from django_delayq.core import signals
 from django_delayq.store.keys import Partition, leased_key
@@ -340,6 +341,46 @@ def test_receivers_that_use_the_database_go_on_after_its_restart(
     assert all(failed.count(name) <= 1 for name in names)
     assert all(fine.count(name) >= 4 for name in names)
     sound(worker)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("batch", [None, 10], ids=["one by one", "in batches"])
+def test_a_thread_that_waits_a_moment_keeps_its_connection(
+    work: Work, declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch, batch: int | None
+) -> None:
+    """And closes it when there is nothing to do for longer."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+    made: list[Any] = []
+    seen_in: list[Any] = []
+
+    def look(_: Any) -> None:
+        ContentType.objects.count()
+        seen_in.append(connections["default"])
+
+    def look_many(messages: Batch[Any]) -> None:
+        look(messages)
+
+    def note(connection: Any, **kwargs: Any) -> None:
+        if threading.current_thread().name.startswith("delayq-"):
+            made.append(connection)
+
+    task: Any = (
+        delayed_task(name="look", batch=batch, linger=0)(look_many)
+        if batch
+        else delayed_task(name="look")(look)
+    )
+    work(concurrency=1)
+    connection_created.connect(note)
+    try:
+        begun = time.monotonic()
+        for number in range(1, 9):
+            task.enqueue(number)
+            eventually(lambda number=number: len(seen_in) == number)
+        seconds = time.monotonic() - begun
+    finally:
+        connection_created.disconnect(note)
+    assert len(made) <= 1 + seconds  # once for each second that it worked
+    eventually(lambda: seen_in[-1].connection is None)
 
 
 @pytest.mark.django_db(transaction=True)

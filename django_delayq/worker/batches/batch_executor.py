@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
-from ...core.connections import close_broken
+from ...core.connections import renew_all
 from ...core.exceptions import ControlFlow, MiddlewareFailed, Snooze
 from ...core.task_report import TaskReport
 from ...store.lease import Lease
@@ -151,7 +151,7 @@ class BatchExecutor:
         else:
             return None
         finally:
-            close_broken()
+            renew_all()
 
     async def _perform_async(
         self, task: Task[..., Any], part: Sequence[_BatchMember]
