@@ -1,11 +1,19 @@
 """Orders that are due at one instant and are closed by an UPDATE: one message a call, 500 a call, 500
-a call exactly once, a bare loop of UPDATEs of 500 rows, and other queues: `--peers`."""
+a call exactly once, bare loops of the same UPDATEs, and other queues: `--peers`.
+
+The ceiling of one message a call is a loop of UPDATEs of one row, without any queue, in two
+processes of two threads: what is left for a queue of this machine. That of a batch is a loop of
+UPDATEs of 500 rows in one process.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from tests.benchmarks import common, on_database
@@ -25,7 +33,8 @@ SLOWEST = 200
 #: Other queues get so many: their rate does not depend on the number.
 PEER_COUNT = 4_000
 #: Most other queues start a process for each core.
-TWO = "single, 2 processes"
+TWO = ", 2 processes"
+TWO_PROCESSES = ["--processes", "2", "--concurrency", "4"]
 
 
 def main(arguments: list[str]) -> None:
@@ -47,15 +56,20 @@ def measure(options: common.Options) -> None:
         call_command("migrate", verbosity=0, run_syncdb=True)
         from tests.benchmarks.shop import tasks
 
-        ways: dict[str, tuple[Any, list[str]]] = {
-            "single": (tasks.close_order, []),
-            TWO: (tasks.close_order, ["--processes", "2"]),
-            "batch": (tasks.close_orders, []),
-            "exactly once": (tasks.close_orders_once, []),
+        tasks_of = {
+            "single": tasks.close_order,
+            "batch": tasks.close_orders,
+            "exactly once": tasks.close_orders_once,
         }
-        found: dict[str, list[float]] = {"bare": [], **{way: [] for way in ways}}
+        ways = {
+            f"{name}{more}": (task, TWO_PROCESSES if more else [])
+            for name, task in tasks_of.items()
+            for more in ("", TWO)
+        }
+        found: dict[str, list[float]] = {"bare": [], "bare single": [], **{way: [] for way in ways}}
         for number in range(options.runs + 1):
             found["bare"].append(_bare(count))
+            found["bare single"].append(_bare_single(count // 4))
             for way, (task, more) in ways.items():
                 # A quarter for the slow ways: their rate does not depend on the number.
                 orders = count // 4 if way.startswith("single") else count
@@ -64,21 +78,22 @@ def measure(options: common.Options) -> None:
                 _theirs(peer, options.scaled(PEER_COUNT, 500), found)
             if number == 0:  # that was the warm-up
                 found = {way: [] for way in found}
-    bare, single = median(found["bare"]), median(found["single"])
+    single = median(found["single"])
     theirs = {peer.name: median(found[peer.name]) for peer in peers if peer.name in found}
     python = max(
         (theirs[peer.name] for peer in peers if peer.name in theirs and not peer.node), default=0
     )
     graphile = theirs.get("orders-graphile", 0)
     for way in ways:
-        rate = median(found[way])
+        rate, is_single = median(found[way]), way.startswith("single")
+        bare = median(found["bare single" if is_single else "bare"])
         common.report(
             "orders",
             rate,
             "orders/s",
             case=way,
             ceiling=bare,
-            ceiling_is=f"a bare loop of UPDATEs of {ROWS} rows",
+            ceiling_is=f"bare UPDATEs of {'one row' if is_single else f'{ROWS} rows'}",
             ratio=rate / bare,
             against_single=rate / single,
             seconds=count / rate,
@@ -94,7 +109,7 @@ def measure(options: common.Options) -> None:
                 "orders/s",
                 case=peer.name,
                 single_to_peer=single / rate,
-                two_processes_to_peer=median(found[TWO]) / rate,
+                two_processes_to_peer=median(found[f"single{TWO}"]) / rate,
                 batch_to_peer=median(found["batch"]) / rate,
                 runs=len(found[peer.name]),
                 version=version(peer),
@@ -138,6 +153,40 @@ def _bare(count: int) -> float:
         chosen = BenchOrder.objects.filter(pk__in=ids[first : first + ROWS], state="pending")
         chosen.update(state="closed")
     return count / (time.perf_counter() - begun)
+
+
+def _bare_single(count: int) -> float:
+    from django.db import connections
+
+    from tests.benchmarks.shop.models import BenchOrder
+
+    ids = _orders(count)
+    connections.close_all()  # the children would use the same sockets
+    fork = multiprocessing.get_context("fork")
+    begun = time.perf_counter()
+    children = [fork.Process(target=_close_each, args=(ids[part::2],)) for part in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    took = time.perf_counter() - begun
+    assert not BenchOrder.objects.filter(state="pending").exists()
+    return count / took
+
+
+def _close_each(ids: Sequence[int]) -> None:
+    """By two threads."""
+    from tests.benchmarks.shop.models import BenchOrder
+
+    def close(part: Sequence[int]) -> None:
+        for order_id in part:
+            BenchOrder.objects.filter(pk=order_id, state="pending").update(state="closed")
+
+    threads = [threading.Thread(target=close, args=(ids[part::2],)) for part in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _ours(task: Any, count: int, worker: list[str]) -> float:
