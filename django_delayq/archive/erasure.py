@@ -244,4 +244,6 @@ def _erase_from_figures(rows: Sequence[OwnedRow]) -> None:
             kept = {text: count for text, count in errors.items() if text not in texts}
             if gone := sum(errors.values()) - sum(kept.values()):
                 kept[""] = kept.get("", 0) + gone
-                TaskDay.objects.filter(pk=figures.pk).update(errors=json.dumps(kept))
+                TaskDay.objects.filter(pk=figures.pk).update(
+                    errors=json.dumps(kept), computed_at=timezone.now()
+                )

@@ -510,7 +510,10 @@ class Migration(migrations.Migration):
                 ("run", models.TextField(default="{}", verbose_name="run time")),
                 ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
                 ("run_max", models.FloatField(null=True, verbose_name="longest run")),
-                ("computed_at", models.DateTimeField(auto_now=True, verbose_name="computed at")),
+                (
+                    "computed_at",
+                    models.DateTimeField(auto_now=True, db_index=True, verbose_name="computed at"),
+                ),
                 (
                     "id",
                     models.BigAutoField(
@@ -547,7 +550,10 @@ class Migration(migrations.Migration):
                 ("run", models.TextField(default="{}", verbose_name="run time")),
                 ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
                 ("run_max", models.FloatField(null=True, verbose_name="longest run")),
-                ("computed_at", models.DateTimeField(auto_now=True, verbose_name="computed at")),
+                (
+                    "computed_at",
+                    models.DateTimeField(auto_now=True, db_index=True, verbose_name="computed at"),
+                ),
                 (
                     "id",
                     models.BigAutoField(

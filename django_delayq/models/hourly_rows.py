@@ -33,7 +33,7 @@ class Figures(models.Model):
     run = models.TextField(_("run time"), default="{}")
     run_sum = models.FloatField(_("sum of run times"), default=0)
     run_max = models.FloatField(_("longest run"), null=True)
-    computed_at = models.DateTimeField(_("computed at"), auto_now=True)
+    computed_at = models.DateTimeField(_("computed at"), auto_now=True, db_index=True)
 
     class Meta:
         default_permissions = ()

@@ -28,8 +28,6 @@ class Job(NamedTuple):
     module: str
     """Has run(spark, params, tell) -> Report. It is loaded when the job runs, because it needs
     Spark, and Django set up."""
-    spark: bool = True
-    """Whether it needs a session. Without, `spark` is None."""
 
     @property
     def help(self) -> str:
@@ -42,8 +40,8 @@ JOBS = {
     for job in (
         Job("export", parameters.ExportOptions, ".export.export"),
         Job("stats", parameters.StatsOptions, ".stats.stats"),
-        Job("check", parameters.CheckOptions, ".stats.thresholds", spark=False),
-        Job("forecast", parameters.ForecastOptions, ".forecast.forecast", spark=False),
+        Job("check", parameters.CheckOptions, ".stats.thresholds"),
+        Job("forecast", parameters.ForecastOptions, ".forecast.forecast"),
         Job("audit", parameters.AuditOptions, ".audit.audit"),
         Job("schedule", parameters.ScheduleOptions, ".bulk_load.schedule"),
         Job("replay", parameters.ReplayOptions, ".bulk_load.replay"),
@@ -84,11 +82,16 @@ def check_plain(what: str, encrypted: bool) -> None:
         )
 
 
+def needs_spark(name: str, params: Params) -> bool:
+    """Whether the job needs a session with these parameters."""
+    return params.options(JOBS[name].options).needs_spark()
+
+
 def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
     check_params(name, params)
-    if JOBS[name].spark:
+    if needs_spark(name, params):
         check_session(spark)
         set_defaults(spark)
     return import_module(JOBS[name].module, __package__).run(spark, params, tell)
@@ -112,7 +115,7 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
 def _run_in_session(name: str, params: Params, start: Start, tell: Tell) -> Report:
     active = spark = None
     try:
-        if not JOBS[name].spark:
+        if not needs_spark(name, params):
             return run(name, None, params, tell)
         with suppress(ImportError):  # start_session() says what is missing
             from pyspark.sql import SparkSession

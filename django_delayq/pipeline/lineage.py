@@ -115,13 +115,16 @@ class _RunEvents:
 def data_sets(name: str, params: Params) -> tuple[Sequence[DatasetName], Sequence[DatasetName]]:
     """What a job reads, and what it writes."""
     from ..models import Forecast, TaskDay, TopicHour
+    from .lake.lake import FIGURE_TABLES, FOLDER
 
     given, database = params.job, params.database
     archive, outbox = (_table(database, table) for table in (database.table, database.outbox))
     hours, days, forecast = (
         _table(database, model._meta.db_table) for model in (TopicHour, TaskDay, Forecast)
     )
-    lake = _place(str(getattr(params.lake, "uri", params.lake)))
+    lake = _place(params.lake.uri)
+    from_archive = given.get("source") == "archive"
+    copies = [_place(f"{params.lake.uri}/{FOLDER}/{name}") for name in FIGURE_TABLES]
     queue = DatasetName("redis", str(params.redis.options.get("PREFIX", "delayq")))
     letters = lake if given.get("source") == "lake" else archive
     source = _table(database, str(given.get("source", "")))
@@ -129,7 +132,10 @@ def data_sets(name: str, params: Params) -> tuple[Sequence[DatasetName], Sequenc
         source = _place(str(given["source"]))
     sets: dict[str, tuple[Sequence[DatasetName], Sequence[DatasetName]]] = {
         "export": ([archive], [lake]),
-        "stats": ([archive if given.get("source") == "archive" else lake], [hours, days]),
+        "stats": (
+            [archive if from_archive else lake],
+            [hours, days, *([] if from_archive else copies)],
+        ),
         "check": ([hours], []),
         "forecast": ([queue, outbox], [forecast]),
         "audit": ([queue, outbox, archive, *([lake] if lake.name else [])], []),

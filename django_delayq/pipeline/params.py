@@ -278,6 +278,10 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Whether the job speaks to Redis: then other machines need a reference to its URL."""
         return True
 
+    def needs_spark(self) -> bool:
+        """Whether the job needs a session of Spark. Without, it is given None."""
+        return True
+
 
 class ExportOptions(JobOptions):
     """Copy finished messages from the archive to the lake, once or at an interval.
@@ -337,6 +341,8 @@ class StatsOptions(JobOptions):
     """Compute all hours and days, not only those with new rows."""
     fewer: bool = False
     """Also replace figures that count more messages than the source has."""
+    spark: bool = True
+    """Count in this process, one file after the other, without Spark and Java."""
 
     def needs_lake(self) -> bool:
         """Yes, unless it reads the archive."""
@@ -345,6 +351,10 @@ class StatsOptions(JobOptions):
     def needs_redis(self) -> bool:
         """No."""
         return False
+
+    def needs_spark(self) -> bool:
+        """As the user says."""
+        return self.spark
 
 
 class CheckOptions(JobOptions):
@@ -374,6 +384,10 @@ class CheckOptions(JobOptions):
     messages: Count | None = None
     """So many messages of each topic have to have ended."""
 
+    def needs_spark(self) -> bool:
+        """No."""
+        return False
+
     def check(self, params: Params) -> None:
         """There is a limit."""
         super().check(params)
@@ -396,6 +410,10 @@ class ForecastOptions(JobOptions):
     """Messages per second that the workers manage. Without it: the highest rate of the last day."""
     replica: Reference = ""
     """Read a replica of Redis; this is a reference to its URL: env:NAME or file:/path."""
+
+    def needs_spark(self) -> bool:
+        """No."""
+        return False
 
 
 class AuditOptions(JobOptions):

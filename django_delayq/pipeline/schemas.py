@@ -67,6 +67,30 @@ FIGURES = pa.schema(
     ]
 )
 
+_COUNTS = ("messages", "acked", "dead", "cancelled", "expired", "attempts", "retried")
+_OF_SPAN = [
+    *((name, pa.int64()) for name in _COUNTS),
+    *(
+        (f"{metric}_{figure}_ms", pa.float64())
+        for metric in ("lateness", "run")
+        for figure in ("p50", "p99", "max", "sum")
+    ),
+    ("lateness_histogram", pa.string()),
+    ("run_histogram", pa.string()),
+    ("computed_at", TIME),
+]
+#: The tables of figures in the lake. `dt` is the UTC date; percentiles are those of the histograms.
+TOPIC_HOURS = pa.schema([("dt", pa.date32()), ("hour", TIME), ("topic", pa.string()), *_OF_SPAN])
+TASK_DAYS = pa.schema(
+    [
+        ("dt", pa.date32()),
+        ("topic", pa.string()),
+        ("task", pa.string()),
+        *_OF_SPAN,
+        ("errors", pa.string()),
+    ]
+)
+
 #: What waits in SQL.
 OUTBOX = pa.schema(
     [

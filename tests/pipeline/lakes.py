@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.lake.batches import new_name
-from django_delayq.pipeline.lake.files import LakeFile, Store, read_file, write_rows
+from django_delayq.pipeline.lake.files import LakeFile, Store, new_name, read_file, write_rows
 from django_delayq.pipeline.lake.lake import Lake
 from tests.servers import PORTS
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
 
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.sources.archive_source import finished_between
@@ -46,12 +45,6 @@ def row(when: datetime | None = NINE, **columns: Any) -> dict[str, Any]:
 def frame(spark: Any, *rows: dict[str, Any], schema: pa.Schema = schemas.FIGURES) -> Any:
     """Of rows of the lake, with the columns that stats reads."""
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
-
-
-def figures(found: Any) -> list[dict[str, Any]]:
-    """The rows of a small frame, ordered by their groups."""
-    names = [name for name in ("hour", "day", "topic", "task") if name in found.columns]
-    return [one.asDict(recursive=True) for one in found.orderBy(*names).collect()]
 
 
 # Buckets
@@ -123,12 +116,19 @@ def test_python_has_no_bucket_for_what_is_no_number() -> None:
         histogram.bucket(math.nan)
 
 
-def topic_hours(rows: Any) -> Any:
-    return aggregates.topic_hours(aggregates.aggregate_frame(rows))
+def spans(rows: Any, unit: str) -> list[dict[str, Any]]:
+    """The figures of a small frame, as they come."""
+    found = aggregates.aggregate_frame(rows)
+    every = aggregates.figures_by_spark(found, statistics_module.MOST_ERRORS)
+    return [dict(one) for one in every if one["unit"] == unit]
 
 
-def task_days(rows: Any) -> Any:
-    return aggregates.task_days(aggregates.aggregate_frame(rows), statistics_module.MOST_ERRORS)
+def topic_hours(rows: Any) -> list[dict[str, Any]]:
+    return spans(rows, "hour")
+
+
+def task_days(rows: Any) -> list[dict[str, Any]]:
+    return spans(rows, "day")
 
 
 # Hours of topics
@@ -144,7 +144,7 @@ def test_messages_count_in_the_hour_in_which_they_finished(spark: Any) -> None:
         datetime(1969, 12, 31, 23, 30, tzinfo=timezone.utc),
     ]
     found = topic_hours(frame(spark, *(row(when) for when in whens)))
-    assert [(one["hour"], one["messages"]) for one in figures(found)] == [
+    assert [(one["at"], one["messages"]) for one in found] == [
         (-3_600_000_000, 1), (micros(NINE - HOUR), 1), (micros(NINE), 2), (micros(NINE + HOUR), 1),
     ]  # fmt: skip
 
@@ -159,37 +159,23 @@ def test_an_hour_of_a_topic_is_what_its_rows_say(spark: Any) -> None:
         row(state="cancelled", attempts=0, lateness_ms=None, run_ms=None, task="other"),
         row(topic="mail", lateness_ms=-3.5, run_ms=0.0),
     ]
-    found = topic_hours(frame(spark, *rows))
-    names = ", ".join(
-        [
-            *(f"{name} long" for name in COUNTS),
-            "lateness_sum double, lateness_max double, run_sum double",
-        ]
-    )
-    wanted = spark.createDataFrame(
-        [
-            (micros(NINE), "mail", 1, 1, 0, 0, 0, 1, 0, -3.5, -3.5, 0.0, 0.0, '{"0":1}', '{"0":1}'),
-            (micros(NINE), "orders", 5, 2, 1, 1, 1, 5, 1, 2.3, 2.0, 20.2, 20.0, '{"57":1,"73":1,"127":1}',
-             '{"73":1,"179":1}'),
-        ],
-        f"hour long, topic string, {names}, run_max double, lateness string, run string",
-    )  # fmt: skip
+    names = ("at", "topic", *FIGURES)
+    assert [tuple(one[name] for name in names) for one in topic_hours(frame(spark, *rows))] == [
+        (micros(NINE), "mail", 1, 1, 0, 0, 0, 1, 0, -3.5, -3.5, 0.0, 0.0, '{"0":1}', '{"0":1}'),
+        (micros(NINE), "orders", 5, 2, 1, 1, 1, 5, 1, 2.3, 2.0, 20.2, 20.0, '{"57":1,"73":1,"127":1}',
+         '{"73":1,"179":1}'),
+    ]  # fmt: skip
     assert histogram.encode(counted([2.0, 0.1, 0.2])) == '{"57":1,"73":1,"127":1}'
-    assertDataFrameEqual(found, wanted.select(found.columns), rtol=0, atol=0)
-    assertSchemaEqual(found.schema, wanted.select(found.columns).schema)
 
 
 def test_a_group_of_what_never_ran_has_no_times(spark: Any) -> None:
-    (one,) = figures(topic_hours(frame(spark, row(state="expired", lateness_ms=None, run_ms=None))))
+    (one,) = topic_hours(frame(spark, row(state="expired", lateness_ms=None, run_ms=None)))
     assert [one[name] for name in FIGURES[7:]] == [0.0, None, 0.0, None, "{}", "{}"]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_no_finite_number_is_as_what_never_ran(spark: Any, odd: float) -> None:
-    found = figures(
-        topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd)))
-    )
-    (one,) = found
+    (one,) = topic_hours(frame(spark, row(lateness_ms=odd), row(lateness_ms=4.0, run_ms=odd)))
     assert (one["lateness_sum"], one["lateness_max"], one["run_sum"], one["run_max"]) == (
         4.0,
         4.0,
@@ -208,21 +194,24 @@ def test_sums_are_exact_however_huge_or_many_the_values(spark: Any) -> None:
     it."""
     years = 1.7e12 + 0.001
     values = [years] * 6_000 + [0.001] * 10 + [1.7e308, 1e17]
-    (one,) = figures(topic_hours(frame(spark, *(row(lateness_ms=value) for value in values))))
+    (one,) = topic_hours(frame(spark, *(row(lateness_ms=value) for value in values)))
     wanted = sum(histogram.microseconds(value) for value in values) / 1000
     assert (one["lateness_sum"], one["lateness_max"]) == (wanted, 1.7e308)
 
 
 def test_rows_without_a_time_of_ending_are_in_no_hour_and_no_day(spark: Any) -> None:
     nowhere = frame(spark, row(None), row(None, state="dead"))
-    assert topic_hours(nowhere).count() == task_days(nowhere).count() == 0
+    assert topic_hours(nowhere) == task_days(nowhere) == []
 
 
-def test_nothing_has_no_hours_and_no_days_but_their_columns(spark: Any) -> None:
-    hours, days = topic_hours(frame(spark)), task_days(frame(spark))
-    assert hours.collect() == days.collect() == []
-    assert {"hour", "topic", *FIGURES} == set(hours.columns)
-    assert {"day", "topic", "task", "errors", *FIGURES} == set(days.columns)
+def test_nothing_has_no_hours_and_no_days(spark: Any) -> None:
+    assert topic_hours(frame(spark)) == task_days(frame(spark)) == []
+    assert list(aggregates.figures_of_aggregates(iter(()), 1)) == []
+
+
+def test_figures_have_the_columns_of_the_models(spark: Any) -> None:
+    (hour,), (day,) = topic_hours(frame(spark, row())), task_days(frame(spark, row()))
+    assert hour.keys() == day.keys() == {"unit", "at", "topic", "task", "errors", *FIGURES}
 
 
 @pytest.mark.long
@@ -230,8 +219,8 @@ def test_rows_in_many_parts_give_the_figures_of_all(spark: Any) -> None:
     rows = [row(NINE + HOUR * (n % 3), lateness_ms=n / 7, run_ms=n % 5 or None, state=("acked", "dead")[n % 2],
                 error_class=f"E{n % 4}") for n in range(60)]  # fmt: skip
     whole, parts = (frame(spark, *rows).repartition(number) for number in (1, 13))
-    assert figures(topic_hours(parts)) == figures(topic_hours(whole))
-    assert figures(task_days(parts)) == figures(task_days(whole))
+    assert topic_hours(parts) == topic_hours(whole)
+    assert task_days(parts) == task_days(whole)
 
 
 def in_aggregates(*tables: pa.Table) -> list[dict[str, Any]]:
@@ -281,6 +270,23 @@ def test_chunks_of_a_few_rows_add_up_to_the_figures_of_all(monkeypatch: pytest.M
     assert total(parts) == total(whole)
 
 
+def test_one_process_adds_up_as_spark_does_however_few_at_a_time(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(NINE + HOUR * (n * 7 % 40), lateness_ms=n / 7, run_ms=n % 5 or None, state=("acked", "dead")[n % 2],
+                error_class=f"E{n % 9}", topic=f"t{n % 3}", task=f"k{n % 4}") for n in range(300)]  # fmt: skip
+    table = pa.Table.from_pylist(rows, schema=schemas.FIGURES)
+    monkeypatch.setattr(aggregates, "ROWS", 20)  # aggregates of many parts
+    wanted = [*topic_hours(frame(spark, *rows)), *task_days(frame(spark, *rows))]
+    assert len(wanted) > 60
+    for most in (1, 10_000):
+        monkeypatch.setattr(aggregates, "ADDED", most)
+        parts = aggregates.aggregated(iter(table.to_batches(max_chunksize=7)))
+        assert (
+            list(aggregates.figures_of_aggregates(parts, statistics_module.MOST_ERRORS)) == wanted
+        )
+
+
 # Days of tasks
 
 
@@ -292,8 +298,8 @@ def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
         row(task="remind"),
         row(topic="mail"),
     ]
-    found = figures(task_days(frame(spark, *rows, row())))
-    assert [(one["day"], one["topic"], one["task"], one["messages"]) for one in found] == [
+    found = task_days(frame(spark, *rows, row()))
+    assert [(one["at"], one["topic"], one["task"], one["messages"]) for one in found] == [
         (micros(midnight - 24 * HOUR), "orders", "close", 1),
         (micros(midnight), "mail", "close", 1),
         (micros(midnight), "orders", "close", 2),
@@ -304,7 +310,7 @@ def test_days_are_those_of_utc_by_topic_and_task(spark: Any) -> None:
 def errors_of(spark: Any, rows: Sequence[dict[str, Any]]) -> Any:
     """The errors of the only day of a task: name -> n, the most frequent first; None when nothing
     died."""
-    (one,) = figures(task_days(frame(spark, *rows)))
+    (one,) = task_days(frame(spark, *rows))
     return one["errors"] and [(cell["error"], cell["n"]) for cell in one["errors"]]
 
 
@@ -345,10 +351,10 @@ def test_the_fifty_most_frequent_errors_are_kept_and_of_equal_ones_the_first_by_
 def test_the_session_s_time_zone_changes_no_hour(spark: Any) -> None:
     before = spark.conf.get("spark.sql.session.timeZone")
     rows = frame(spark, row(), row(NINE + 15 * HOUR))
-    wanted = figures(topic_hours(rows)), figures(task_days(rows))
+    wanted = topic_hours(rows), task_days(rows)
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
-        assert (figures(topic_hours(rows)), figures(task_days(rows))) == wanted
+        assert (topic_hours(rows), task_days(rows)) == wanted
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
 

@@ -7,21 +7,23 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from django_delayq.archive.erasure import ERASED, Person
-from django_delayq.models import ArchivedMessage, LakeBatch
+from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import LakeError, Refused
 from django_delayq.pipeline.lake import compaction
 from django_delayq.pipeline.lake import lake_erasure as module
-from django_delayq.pipeline.lake.lake import Lake
+from django_delayq.pipeline.lake.lake import FigureTable, Lake
 from django_delayq.pipeline.lake.lake_erasure import LakeErasure
 from django_delayq.pipeline.lake.lake_source import read_lake
 from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.params import ignore
+from django_delayq.pipeline.stats import stats
 from tests.pipeline.rows import make_rows
 
 pytestmark = pytest.mark.databases
@@ -58,8 +60,6 @@ def erase_now(full: Lake, **options: Any) -> Erased:
 
 def is_in_files(lake: Lake, secret: str = SECRET) -> bool:
     """Whether a live file has the text anywhere."""
-    import pyarrow.parquet as pq
-
     return any(
         secret in str(pq.read_table(path, partitioning=None).to_pylist())
         for path in Lake(lake.storage).uris()
@@ -116,6 +116,25 @@ def test_rows_that_sql_has_no_more_are_erased(
     report = export.run(spark, parameters(job=job), ignore)
     assert (report.code, report.problems) == (0, [])
     assert audited(spark, parameters).code == 0
+
+
+def test_reasons_go_from_the_figures_in_the_lake(spark: Any, parameters: Any, full: Lake) -> None:
+    def texts() -> str:
+        files = Path(full.uri, "_figures", "task_days").glob("*.parquet")
+        return "".join(str(pq.read_table(path)["errors"].to_pylist()) for path in files)
+
+    stats.run(None, parameters(job={"spark": False}), ignore)
+    assert SECRET in texts()
+    erase_now(full)
+    days = FigureTable(full, "task_days")
+    found = days.read([AGO.date(), (AGO + timedelta(days=1)).date()])
+    assert SECRET not in str(found["errors"].to_pylist())
+    assert found.select(["topic", "dead"]).to_pylist() == [
+        {"topic": row.topic, "dead": row.dead} for row in TaskDay.objects.order_by("day")
+    ]
+    assert SECRET in texts()  # in the old file, for its readers
+    full.tidy(0)
+    assert texts() and SECRET not in texts()
 
 
 def test_a_dry_run_counts_and_writes_nothing(full: Lake) -> None:

@@ -10,9 +10,8 @@ from django_delayq.models import ArchivedMessage, LakeBatch
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.job_errors import LakeConflict
 from django_delayq.pipeline.lake import differences
-from django_delayq.pipeline.lake.batches import new_name
 from django_delayq.pipeline.lake.differences import export_again
-from django_delayq.pipeline.lake.files import Store, write_rows
+from django_delayq.pipeline.lake.files import Store, new_name, write_rows
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.ledger import Ledger
 from django_delayq.pipeline.params import Database

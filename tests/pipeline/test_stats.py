@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -18,6 +20,7 @@ from django_delayq.archive.prune import prune
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Code, LakeError, Refused, cause, code_of
+from django_delayq.pipeline.jobs import Start, run_job
 from django_delayq.pipeline.lake.files import LakeFile
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Report, ignore
@@ -176,6 +179,122 @@ def test_without_use_tz_they_are_the_same(stats_now: Run, empty: None, settings:
     wanted = computed_by_the_service()
     stats_now(source="archive")
     assert all_stored() == wanted
+
+
+# Without Spark
+
+
+@pytest.fixture
+def stats_here(parameters: Any) -> Run:
+    """Runs the job in this process alone, through the list of jobs."""
+
+    def run(**told: Any) -> Report:
+        general = {name: told.pop(name) for name in ("since", "until") if name in told}
+        params = parameters(job={**told, "spark": False}, **general)
+        return run_job("stats", params, Start(master="no session is started"), ignore)
+
+    return run
+
+
+@pytest.mark.databases
+def test_without_spark_the_figures_are_the_same_to_the_last_digit(
+    export_now: Run, stats_now: Run, stats_here: Run, empty: None
+) -> None:
+    make_every_kind()
+    export_now(batch=70)
+    with_spark = stats_now()
+    wanted = all_stored()
+    assert (len(wanted[0]), len(wanted[1])) > (100, 12)
+    assert wanted == computed_by_the_service()
+    forget()
+    LakeBatch.objects.update(counted_at=None)
+    report = stats_here()
+    assert all_stored() == wanted
+    changing = ("seconds", "days_copied_to_lake")
+    assert [report.figures[name] for name in report.figures if name not in changing] == [
+        with_spark.figures[name] for name in with_spark.figures if name not in changing
+    ]
+    assert report.rows == with_spark.rows
+    assert stats_here().figures["hours"] == 0
+    forget()
+    stats_here(source="archive")
+    assert all_stored() == wanted
+
+
+@pytest.mark.long
+def test_without_spark_a_period_and_damage_are_the_same(
+    export_now: Run, stats_here: Run, lake: str
+) -> None:
+    make_rows(96, finished_at=lambda n: MIDNIGHT - DAY + n * 30 * MINUTE)
+    export_now()
+    stats_here(
+        since=(MIDNIGHT - MINUTE).isoformat(), until=(MIDNIGHT + 2 * HOUR + MINUTE).isoformat()
+    )
+    assert (by_hour(), by_day()) == ({MIDNIGHT: 2, MIDNIGHT + HOUR: 2}, {})
+    path = Path(Lake(lake).uris()[-1])
+    path.unlink()
+    with pytest.raises(LakeError, match=re.escape(str(path))):
+        stats_here()
+
+
+def test_without_spark_no_package_of_spark_is_needed() -> None:
+    """In a process that has none."""
+    code = """
+import sys
+for name in ("pyspark", "py4j", "pandas"):
+    sys.modules[name] = None
+import django; django.setup()
+from django_delayq.pipeline.stats import stats
+from django_delayq.pipeline import lineage, jobs
+from django_delayq.pipeline.lake import lake_erasure
+from django_delayq.management.verbs import pipeline, erase
+"""
+    done = subprocess.run(
+        (sys.executable, "-c", code), capture_output=True, text=True, check=False, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# In the lake, too
+
+
+def test_the_figures_are_in_the_lake_too(export_now: Run, stats_here: Run, lake: str) -> None:
+    import polars
+
+    make_rows(50, finished_at=lambda n: NOON - DAY + n * 50 * MINUTE)
+    export_now()
+    report = stats_here()
+    hours = polars.read_delta(f"{lake}/_figures/topic_hours").sort("hour")
+    assert dict(zip(hours["hour"], hours["messages"], strict=True)) == by_hour()
+    days = polars.read_delta(f"{lake}/_figures/task_days").sort("dt")
+    assert dict(zip(days["dt"], days["messages"], strict=True)) == by_day()
+    assert report.figures["days_copied_to_lake"] == len({hour.date() for hour in by_hour()}) + len(
+        by_day()
+    )
+    assert stats_here(everything=True).figures["days_copied_to_lake"] == 0
+
+
+def test_what_was_written_to_sql_and_not_to_the_lake_is_copied_by_the_next_run(
+    export_now: Run, stats_here: Run, lake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import polars
+
+    make_rows(3, finished_at=lambda n: NOON + n * HOUR)
+    export_now()
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as failing, pytest.raises(KeyboardInterrupt):
+        failing.setattr(stats, "copy_figures", interrupt)
+        stats_here()
+    assert len(by_hour()) == 3
+    assert LakeBatch.objects.get().counted_at is not None
+    assert not Path(lake, "_figures").exists()
+    report = stats_here()
+    assert (report.figures["hours"], report.figures["days_copied_to_lake"]) == (0, 2)
+    hours = polars.read_delta(f"{lake}/_figures/topic_hours").sort("hour")
+    assert list(hours["hour"]) == list(by_hour())
 
 
 # Once

@@ -131,12 +131,12 @@ class Command(Verb):
 
 
 def _lake(options: dict[str, Any]) -> EraseLake:
-    """Raises CommandError without the extra `spark`, which brings deltalake and pyarrow."""
+    """Raises CommandError without the extra `lake`, which brings deltalake and pyarrow."""
     try:
         from ...pipeline.lake.lake_erasure import LakeErasure
     except ImportError as error:
         raise CommandError(
-            f"A lake needs the extra: pip install django-delayq[spark]. {error}.",
+            f"A lake needs the extra: pip install 'django-delayq[lake]'. {error}.",
             returncode=ExitCode.CONFIGURATION,
         ) from None
     return LakeErasure(storage_of(options))

@@ -3,7 +3,6 @@ with the lake. None of the files counts before the driver commits it."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -19,7 +18,17 @@ from ..session import parallelism, spread
 from ..sources.ranges import ROWS_OF_PART, Range, edges
 from ..sources.table_reader import read_rows
 from ..watching import watched
-from .files import CHUNK, FILES, LakeFile, Store, bits, read_file, write_file, write_rows
+from .files import (
+    CHUNK,
+    FILES,
+    LakeFile,
+    Store,
+    bits,
+    new_name,
+    read_file,
+    write_file,
+    write_rows,
+)
 
 #: Rows that one task compares; both sides are in its memory.
 COMPARED = 100_000
@@ -35,11 +44,6 @@ DIFFERENCES = pa.schema(
     ]
 )
 _DT = pa.date32()
-
-
-def new_name(ids: Range) -> str:
-    """How the names of the files of an attempt begin: no other attempt has it."""
-    return f"{ids[0]}-{ids[1]}-{os.urandom(6).hex()}"
 
 
 # SQL -> lake

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 from ..job_errors import LakeConflict, LakeError
 from ..params import Tell
 from ..session import parallelism
-from .batches import Merge, merge, new_name
-from .files import LakeFile
+from .batches import Merge, merge
+from .files import LakeFile, new_name
 from .lake import Lake
 
 #: Bytes. Bigger files stay as they are, and files are put together up to about twice as much.

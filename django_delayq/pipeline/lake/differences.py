@@ -20,7 +20,7 @@ from ..sources.ranges import Range
 from ..sources.table_reader import read_rows
 from . import batches
 from .batches import GONE, SAME, Compared
-from .files import LakeFile, Store, read_file, write_file, write_rows
+from .files import LakeFile, Store, new_name, read_file, write_file, write_rows
 from .ledger import Ledger
 
 #: Every instant, in microseconds since 1970.
@@ -104,7 +104,7 @@ def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> set[
     store, wanted = Store(lake.storage), sorted(ids)
     span = (wanted[0] - 1, wanted[-1])
     values = pa.array(wanted, pa.int64())
-    name = batches.new_name(span)
+    name = new_name(span)
     there = lake.files(ids=span)
     rows = [
         batch.filter(pc.is_in(batch["id"], values))

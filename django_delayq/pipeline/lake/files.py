@@ -149,6 +149,11 @@ def _opened(storage: Storage) -> tuple[fs.FileSystem, str]:
 # Writing
 
 
+def new_name(ids: Range) -> str:
+    """How the names of the files of an attempt begin: no other attempt has it."""
+    return f"{ids[0]}-{ids[1]}-{os.urandom(6).hex()}"
+
+
 def write_rows(store: Store, batches: Iterable[pa.RecordBatch], name: str) -> Iterator[LakeFile]:
     """Write rows of the archive as files, one or several for each UTC date on which they finished.
     Each is compared with its rows before it is reported. `name` begins the names of the files, and

@@ -1,4 +1,5 @@
-"""The lake: one Delta table, partitioned by the UTC date on which messages finished.
+"""The lake: one Delta table, partitioned by the UTC date on which messages finished, and tables of
+figures in its folder.
 
 All that knows the package deltalake is here; it runs on the driver only. Executors write and read
 files (files.py), and report what they have written; the driver commits. An export also writes how
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,6 +34,12 @@ TABLE = pa.schema([*schemas.ARCHIVE, ("dt", pa.date32())])
 #: Application transactions of the table: the last id that was exported, and the first day (counted
 #: from 1970) that a retention has left.
 EXPORT, RETAIN = "delayq-export", "delayq-retain"
+#: That of a table of figures: until when SQL has computed them, in microseconds since 1970.
+FIGURES = "delayq-figures"
+#: The tables of figures, and their folder in that of the lake. A vacuum passes over names with an
+#: underscore.
+FIGURE_TABLES = {"topic_hours": schemas.TOPIC_HOURS, "task_days": schemas.TASK_DAYS}
+FOLDER = "_figures"
 #: Commits at the end of the log among which the last export is sought.
 RECENT = 50
 #: How often a replacement is tried when others commit at the same time.
@@ -41,11 +48,12 @@ TRIES = 10
 NOTE = "delayq"
 _CONFIGURATION = {
     "delta.checkpointInterval": "50",
-    "delta.dataSkippingStatsColumns": "id,finished_at",
     "delta.deletedFileRetentionDuration": "interval 1 days",
     "delta.logRetentionDuration": "interval 30 days",
 }
 _EPOCH = date(1970, 1, 1)
+#: The last millisecond of the year 9999.
+_LAST = (datetime.max - datetime(1970, 1, 1)) // timedelta(milliseconds=1)
 _DRAFT = re.compile(r"\.json#\d+\Z")
 
 Kind = Literal["append", "compact", "repair", "erase", "retain"]
@@ -66,8 +74,8 @@ class Appended(NamedTuple):
     at: datetime
 
 
-class Lake:
-    """The Delta table at a URI, as a snapshot: other writers' commits are seen after refresh() and
+class _Table:
+    """A Delta table at a URI, as a snapshot: other writers' commits are seen after refresh() and
     after each commit of one's own. A table that does not exist is empty; create() makes it.
 
     Raises Refused without the package deltalake, and LakeError for a log that cannot be read.
@@ -82,11 +90,8 @@ class Lake:
         self._delta: Any = _deltalake()
         self.refresh()
 
-    # Reading
-
     def refresh(self) -> None:
         """See what was committed since."""
-        self.__dict__.pop("_actions", None)
         if self._table is not None:
             self._table.update_incremental()
             return
@@ -99,14 +104,102 @@ class Lake:
         return self._table is not None
 
     @property
-    def table_id(self) -> str:
-        """The random id that the table has had from its beginning, wherever it is moved to."""
-        return str(self._table.metadata().id)
-
-    @property
     def version(self) -> int:
         """The number of the last commit, from 0; -1: there is no table."""
         return int(self._table.version()) if self.exists else -1
+
+    def tidy(self, older_than: float) -> int:
+        """Delete files that no version of the last `older_than` seconds has: those of killed
+        writers, and those that were replaced so long ago. Returns how many; a reader or writer that
+        began later is not disturbed. Also shortens the log.
+        """
+        if not self.exists:
+            return 0
+        self.refresh()
+        before = self.version
+        gone = self._vacuum(-int(-older_than // 3600))
+        self._table.cleanup_metadata()
+        self.refresh()
+        self._sync(before + 1)
+        if self.storage.is_local:
+            for draft in Path(self.uri, "_delta_log").iterdir():
+                if _DRAFT.search(draft.name) and time.time() - draft.stat().st_mtime > older_than:
+                    draft.unlink(missing_ok=True)
+        return len(gone)
+
+    def _vacuum(self, hours: int) -> Sequence[str]:
+        for attempt in range(1, TRIES + 1):
+            try:
+                return self._table.vacuum(
+                    hours, dry_run=False, enforce_retention_duration=False, full=True
+                )
+            except self._delta.exceptions.CommitFailedError as error:  # it commits, too
+                if attempt == TRIES:
+                    raise LakeConflict(f"Others commit to {self.uri} again and again.") from error
+                self.refresh()
+        return []
+
+    def replaced(self) -> int:
+        """How many files are still there that a commit has replaced or removed."""
+        if not self.exists:
+            return 0
+        old = self._table.vacuum(0, dry_run=True, enforce_retention_duration=False)
+        store = Store(self.storage)
+        found = store.fs.get_file_info([store.place(path) for path in old])
+        return sum(one.is_file for one in found)
+
+    def _create(self, schema: pa.Schema, **about: Any) -> None:
+        """Make the table, unless another process has made it."""
+        if self.exists:
+            return
+        # With a retry, delta-rs would give a table that was made just now another id.
+        once = self._delta.CommitProperties(max_commit_retries=0)
+        with suppress(self._delta.exceptions.CommitFailedError):
+            self._delta.DeltaTable.create(
+                self.uri,
+                schema,
+                mode="ignore",
+                storage_options=self.storage.resolved() or None,
+                commit_properties=once,
+                **about,
+            )
+        self._table = self._open()
+        self._sync(0)
+
+    def _open(self) -> Any:
+        try:
+            return self._delta.DeltaTable(self.uri, storage_options=self.storage.resolved() or None)
+        except self._delta.exceptions.TableNotFoundError:
+            raise
+        except self._delta.exceptions.DeltaError as error:
+            raise LakeError(f"The log of the lake {self.uri} cannot be read: {error}") from error
+
+    def _sync(self, first: int) -> None:
+        """delta-rs leaves it to the system when a commit reaches the disk. A later commit, or a
+        pruned row of SQL, must not survive a power failure that it does not survive."""
+        if not self.storage.is_local:
+            return
+        log = Path(self.uri, "_delta_log")
+        for version in range(first, self.version + 1):
+            for path in log.glob(f"{version:020d}.*"):
+                sync(str(path))
+        for path in (log / "_last_checkpoint", log, log.parent):
+            with suppress(FileNotFoundError):
+                sync(str(path))
+
+
+class Lake(_Table):
+    """The table of messages that have ended."""
+
+    def refresh(self) -> None:
+        """See what was committed since."""
+        self.__dict__.pop("_actions", None)
+        super().refresh()
+
+    @property
+    def table_id(self) -> str:
+        """The random id that the table has had from its beginning, wherever it is moved to."""
+        return str(self._table.metadata().id)
 
     @property
     def last_id(self) -> int:
@@ -182,24 +275,16 @@ class Lake:
 
     def create(self) -> None:
         """Make the table, unless another process has made it."""
-        if self.exists:
-            return
-        # With a retry, delta-rs would give a table that was made just now another id.
-        once = self._delta.CommitProperties(max_commit_retries=0)
-        with suppress(self._delta.exceptions.CommitFailedError):
-            self._delta.DeltaTable.create(
-                self.uri,
-                TABLE,
-                mode="ignore",
-                partition_by=["dt"],
-                name="delayq",
-                description="Messages that have ended",
-                configuration=_CONFIGURATION,
-                storage_options=self.storage.resolved() or None,
-                commit_properties=once,
-            )
-        self._table = self._open()
-        self._sync(0)
+        self._create(
+            TABLE,
+            partition_by=["dt"],
+            name="delayq",
+            description="Messages that have ended",
+            configuration={
+                **_CONFIGURATION,
+                "delta.dataSkippingStatsColumns": "id,finished_at",
+            },
+        )
 
     def append(self, files: Sequence[LakeFile], ids: Range) -> int:
         """Add the rows of the archive with lo < id <= hi, and move `last_id` to hi. Returns the
@@ -259,32 +344,16 @@ class Lake:
         return old
 
     def tidy(self, older_than: float) -> int:
-        """Delete files that no version of the last `older_than` seconds has: those of killed
-        writers, and those that were replaced so long ago. Returns how many; a reader or writer that
-        began later is not disturbed. Also shortens the log.
-        """
-        if not self.exists:
-            return 0
-        hours = -int(-older_than // 3600)
-        before = self.version
-        gone = self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
-        self._table.cleanup_metadata()
-        self.refresh()
-        self._sync(before + 1)
-        if self.storage.is_local:
-            for draft in Path(self.uri, "_delta_log").iterdir():
-                if _DRAFT.search(draft.name) and time.time() - draft.stat().st_mtime > older_than:
-                    draft.unlink(missing_ok=True)
-        return len(gone)
+        """Delete files that no version of the last `older_than` seconds has, and shorten the log:
+        of the tables of figures, too."""
+        tables = [FigureTable(self, name) for name in FIGURE_TABLES]
+        return super().tidy(older_than) + sum(table.tidy(older_than) for table in tables)
 
     def replaced(self) -> int:
-        """How many files are still there that a commit has replaced or removed."""
-        if not self.exists:
-            return 0
-        old = self._table.vacuum(0, dry_run=True, enforce_retention_duration=False)
-        store = Store(self.storage)
-        found = store.fs.get_file_info([store.place(path) for path in old])
-        return sum(one.is_file for one in found)
+        """How many files are still there that a commit has replaced or removed: of the tables of
+        figures, too."""
+        tables = [FigureTable(self, name) for name in FIGURE_TABLES]
+        return super().replaced() + sum(table.replaced() for table in tables)
 
     def _commit(
         self,
@@ -348,31 +417,84 @@ class Lake:
             f"{ids[1]:,} do not follow."
         )
 
-    def _open(self) -> Any:
-        try:
-            return self._delta.DeltaTable(self.uri, storage_options=self.storage.resolved() or None)
-        except self._delta.exceptions.TableNotFoundError:
-            raise
-        except self._delta.exceptions.DeltaError as error:
-            raise LakeError(f"The log of the lake {self.uri} cannot be read: {error}") from error
 
-    def _sync(self, first: int) -> None:
-        """delta-rs leaves it to the system when a commit reaches the disk. A later commit, or a
-        pruned row of SQL, must not survive a power failure that it does not survive."""
-        if not self.storage.is_local:
-            return
-        log = Path(self.uri, "_delta_log")
-        for version in range(first, self.version + 1):
-            for path in log.glob(f"{version:020d}.*"):
-                sync(str(path))
-        for path in (log / "_last_checkpoint", log, log.parent):
-            with suppress(FileNotFoundError):
-                sync(str(path))
+class FigureTable(_Table):
+    """A table of figures in the folder of a lake, whose days are replaced as a whole."""
+
+    def __init__(self, lake: Lake, name: str) -> None:
+        self.name, self.schema = name, FIGURE_TABLES[name]
+        uri = f"{lake.uri}/{FOLDER}/{name}"
+        super().__init__(Storage(uri, lake.storage.options, lake.storage.secrets))
+
+    @property
+    def computed_until(self) -> int:
+        """The table has the figures that SQL had computed until then, in microseconds since 1970;
+        0: none."""
+        return (self.exists and self._table.transaction_version(FIGURES)) or 0
+
+    def create(self) -> None:
+        """Make the table, unless another process has made it."""
+        self._create(
+            self.schema,
+            name=self.name,
+            description="Figures of messages that have ended",
+            configuration={**_CONFIGURATION, "delta.dataSkippingStatsColumns": "dt"},
+        )
+
+    def read(self, days: Sequence[date]) -> pa.Table:
+        """The rows of these days. Raises LakeError."""
+        try:
+            found = self._table.to_pyarrow_table(filters=[("dt", "in", list(days))])
+        except (OSError, pa.ArrowException) as error:
+            raise LakeError(f"{self.uri} cannot be read: {error}") from error
+        return found.select(self.schema.names).cast(self.schema)
+
+    def replace(self, days: Sequence[date], rows: pa.Table, computed_until: int | None) -> None:
+        """Put these rows in the place of all rows of these days, in one commit; None:
+        `computed_until` stays. Raises LakeConflict when others have committed since, and LakeError:
+        then nothing has changed."""
+        until = [] if computed_until is None else [computed_until]
+        properties = self._delta.CommitProperties(
+            max_commit_retries=0,
+            app_transactions=[self._delta.Transaction(FIGURES, number) for number in until],
+        )
+        write = partial(
+            self._delta.write_deltalake,
+            self._table,
+            rows,
+            mode="overwrite",
+            predicate=" OR ".join(f"dt = DATE '{day}'" for day in days),
+            commit_properties=properties,
+        )
+        try:
+            self._written(write)
+        except self._delta.exceptions.CommitFailedError as error:
+            raise LakeConflict(f"Others commit to {self.uri} again and again.") from error
+        except (OSError, self._delta.exceptions.DeltaError) as error:
+            raise LakeError(f"{self.uri} cannot be written: {error}") from error
+
+    def tidy(self, older_than: float) -> int:
+        """Put small files together, and then as the lake does."""
+        if self.exists:
+            with suppress(self._delta.exceptions.CommitFailedError):  # the next one does it
+                self._written(self._table.optimize.compact)
+        return super().tidy(older_than)
+
+    def _written(self, write: Callable[[], object]) -> None:
+        """Sync what delta-rs has written and committed."""
+        before, there = self.version, set(self._table.file_uris())
+        write()
+        self.refresh()
+        if self.storage.is_local:
+            for path in set(self._table.file_uris()) - there:
+                sync(path)
+        self._sync(before + 1)
 
 
 def _stats(file: LakeFile) -> str:
-    """As a log has it. Its times have milliseconds, so the last one is rounded up."""
-    lows, highs = (file.oldest // 1000, -(-file.newest // 1000))
+    """As a log has it. Its times have milliseconds, so the last one is rounded up, unless no time
+    is later."""
+    lows, highs = file.oldest // 1000, min(-(-file.newest // 1000), _LAST)
     return json.dumps(
         {
             "numRecords": file.rows,
@@ -384,8 +506,8 @@ def _stats(file: LakeFile) -> str:
 
 
 def _text(ms: int) -> str:
-    when = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=ms)
-    return when.strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+    when = datetime(1970, 1, 1) + timedelta(milliseconds=ms)
+    return f"{when.isoformat(timespec='milliseconds')}Z"
 
 
 def _deltalake() -> Any:
@@ -396,6 +518,6 @@ def _deltalake() -> Any:
     except ImportError as error:
         raise Refused(
             f"A lake needs the package deltalake on the driver: pip install "
-            f"'django-delayq[spark]'. {error}."
+            f"'django-delayq[lake]'. {error}."
         ) from None
     return deltalake

@@ -15,9 +15,9 @@ from ...archive.erasure import Person, redacted
 from ...archive.row_arguments import ENCRYPTED
 from ...operators.erase import SAMPLE, LakeErased
 from ..job_errors import LakeConflict
-from ..params import Storage
-from .batches import new_name
-from .files import LakeFile, Store, read_file, write_file
+from ..params import Storage, ignore
+from .figure_tables import copy_figures
+from .files import LakeFile, Store, new_name, read_file, write_file
 from .lake import Lake
 from .ledger import Ledger
 
@@ -55,6 +55,8 @@ class LakeErasure:
             found = [pk for ids in held for pk in ids]
         else:
             found = self._erase_all(person, delete)
+            # In SQL, reasons were taken out of the errors of days.
+            copy_figures(self._lake, ignore, create=False)
             self._lake.tidy(GRACE)
         old = self._lake.replaced()
         note = (

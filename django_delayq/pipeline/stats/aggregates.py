@@ -1,33 +1,34 @@
-"""Counts rows of the archive into aggregates, and lets Spark add these up to figures of hours and
-days.
+"""Counts rows of the archive into aggregates, and adds these up to figures of hours and days: on
+executors of Spark, or in one process.
 
-The executors count with Arrow and numpy: for ten million rows that takes a tenth of the time of
-Spark's own expressions.
+It counts with Arrow and numpy: for ten million rows that takes a tenth of the time of Spark's own
+expressions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from heapq import nsmallest
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession, Window
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
-from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
 from .. import schemas
 from ..lake.files import LakeFile, Store, open_file
-from ..lake.lake import Lake
 from ..params import Storage
-from ..session import parallelism, spread
+from ..session import configured, parallelism, spread
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 Numbers = np.ndarray[Any, Any]
 Batches = Iterator[pa.RecordBatch]
@@ -55,20 +56,14 @@ PARTS = 4
 BATCH = 100_000
 #: Rows that are counted at a time: some 50 MB.
 ROWS = 400_000
+#: Aggregates that are added up at a time, unless an hour or a day has more.
+ADDED = 50_000
 STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
+COUNTS = ("messages", *STATES, "attempts", "retried")
 #: Times are summed in two halves of 32 bits: exact for all times, and for any number of them.
-SUMS = (
-    "messages",
-    *STATES,
-    "attempts",
-    "retried",
-    "lateness_high",
-    "lateness_low",
-    "run_high",
-    "run_low",
-)
+SUMS = (*COUNTS, *(f"{metric}_{half}" for metric in METRICS for half in ("high", "low")))
 KEYS = ("unit", "at", "topic", "task")
 
 #: One row per key with the figures, with a null `error`; and one row per key and error with `n`,
@@ -89,6 +84,23 @@ AGGREGATES = pa.schema(
         ("run", pa.string()),
     ]
 )
+#: One row per key, with the columns of TopicHour and TaskDay. `errors` are the most frequent ones
+#: of a day, null when nothing died.
+SPANS = pa.schema(
+    [
+        *(AGGREGATES.field(name) for name in KEYS),
+        *((name, pa.int64()) for name in COUNTS),
+        *((f"{metric}_sum", pa.float64()) for metric in METRICS),
+        *((f"{metric}_max", pa.float64()) for metric in METRICS),
+        *((metric, pa.string()) for metric in METRICS),
+        ("errors", pa.list_(pa.struct([("error", pa.string()), ("n", pa.int64())]))),
+    ]
+)
+#: In this order they are added up: hours before days.
+_IN_ORDER = [("unit", "descending"), ("at", "ascending")]
+#: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
+#: measure each batch by its bytes, as much as for everything else.
+_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
 #: A power of two above all buckets.
 _BUCKETS = 1024
 _UPPER_OF_16 = int(np.float64(16).view(np.int64)) >> 48
@@ -306,36 +318,145 @@ def _as_aggregates(unit: Unit, keys: pa.Table, figures: Mapping[str, Any]) -> Ba
     yield from pa.table({**columns, **figures}).cast(AGGREGATES).to_batches()
 
 
+# Adding up
+
+
+def added_up(batches: Iterable[pa.RecordBatch], most_errors: int) -> Batches:
+    """AGGREGATES of parts of the rows, in the order _IN_ORDER -> SPANS, in the order of their keys.
+    It holds all aggregates of an hour, or a day, and few others."""
+    for table in _whole(batches):
+        yield from _spans(table, most_errors).to_batches()
+
+
+def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """About ADDED aggregates at a time. None of them is of an hour, or a day, that goes on."""
+    kept: list[pa.RecordBatch] = []
+    for batch in batches:
+        kept.append(batch)
+        if sum(part.num_rows for part in kept) >= ADDED:
+            table = pa.Table.from_batches(kept)
+            last = [pc.equal(table[name], table[name][-1]) for name in ("unit", "at")]
+            begin = pc.index(pc.and_(*last), True).as_py()
+            if begin:
+                yield table.slice(0, begin)
+                kept = table.slice(begin).to_batches()
+    if kept:
+        yield pa.Table.from_batches(kept)
+
+
+def _spans(table: pa.Table, most_errors: int) -> pa.Table:
+    highest = [f"{metric}_max" for metric in METRICS]
+    ways = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(highest, "max")}
+    ways |= dict.fromkeys(METRICS, "list")
+    figures = table.filter(pc.is_null(table["error"]))
+    found = _grouped(_columns(figures, [*KEYS, *ways]), KEYS, list(ways.items()))
+    found = found.sort_by([*_IN_ORDER, ("topic", "ascending"), ("task", "ascending")])
+    columns = {name: found[name] for name in KEYS}
+    columns |= {name: found[f"{name}_sum"] for name in COUNTS}
+    for metric in METRICS:
+        halves = (found[f"{metric}_{half}_sum"].to_pylist() for half in ("high", "low"))
+        # Milliseconds from whole numbers: exact, in any order.
+        sums = [
+            ((high or 0) * 2**32 + (low or 0)) / 1000 for high, low in zip(*halves, strict=True)
+        ]
+        columns[f"{metric}_sum"] = pa.array(sums, pa.float64())
+        columns[f"{metric}_max"] = found[f"{metric}_max_max"]
+        columns[metric] = merged_histograms(found[f"{metric}_list"])
+    dead = table.filter(pc.is_valid(table["error"]))
+    errors: dict[Any, list[tuple[int, str]]] = defaultdict(list)
+    for *key, error, n in _rows(
+        _grouped(_columns(dead, [*KEYS, "error", "n"]), [*KEYS, "error"], [("n", "sum")]),
+        (*KEYS, "error", "n_sum"),
+    ):
+        errors[tuple(key)].append((-n, error))
+    columns["errors"] = [
+        [{"error": error, "n": -n} for n, error in nsmallest(most_errors, errors[key])] or None
+        for key in _rows(found, KEYS)
+    ]
+    return pa.table(columns, schema=SPANS)
+
+
+def _columns(table: pa.Table, names: Iterable[str]) -> Mapping[str, Any]:
+    return {name: table[name] for name in names}
+
+
+def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+# In one process
+
+
+def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Mapping[str, Any]]:
+    """AGGREGATES in any order -> rows of SPANS."""
+    table = pa.Table.from_batches(aggregates, AGGREGATES).sort_by(_IN_ORDER)
+    for batch in added_up(table.to_batches(), most_errors):
+        yield from batch.to_pylist()
+
+
+def figures_of_files(
+    storage: Storage,
+    files: Sequence[LakeFile],
+    since: datetime | None,
+    until: datetime | None,
+    most_errors: int,
+) -> Iterator[Mapping[str, Any]]:
+    """Rows of SPANS of the rows in these files, day after day, so that it holds the aggregates of
+    one day. Raises LakeError when a file is not as the log says."""
+    count = partial(aggregated, since=since, until=until)
+    for _, of_day in groupby(files, key=lambda file: file.dt):
+        yield from figures_of_aggregates(_counted(list(of_day), storage, count, BATCH), most_errors)
+
+
 # By Spark
 
 
-def aggregate_frame(frame: DataFrame) -> DataFrame:
-    """Rows of the archive -> what topic_hours() and task_days() are made of, in one pass over the
-    rows."""
-    rows = frame.select(*schemas.FIGURES.names)
-    return added_up(rows.mapInArrow(aggregated, from_arrow_schema(AGGREGATES)))
+def figures_by_spark(found: DataFrame, most_errors: int) -> Iterator[Mapping[str, Any]]:
+    """A frame of AGGREGATES -> rows of SPANS. The driver holds a part of them at a time. An action
+    raises LakeError when a file is not as the log says."""
+    # Kept, so that the rows are read once: the aggregates are few.
+    found.persist()
+    try:
+        with configured(found.sparkSession, _BATCHES):
+            found.count()
+        for row in added_up_by_spark(found, most_errors).toLocalIterator():
+            yield row.asDict(recursive=True)
+    finally:
+        found.unpersist()
+
+
+def added_up_by_spark(found: DataFrame, most_errors: int) -> DataFrame:
+    """A frame of AGGREGATES -> a frame of SPANS."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    # All aggregates of an hour, or a day, come to one task.
+    ordered = found.orderBy(F.desc("unit"), "at")
+    add_up = partial(added_up, most_errors=most_errors)
+    return ordered.mapInArrow(add_up, from_arrow_schema(SPANS))
+
+
+def aggregate_frame(
+    frame: DataFrame, since: datetime | None = None, until: datetime | None = None
+) -> DataFrame:
+    """AGGREGATES of the rows of the archive that finished in [since, until); None: without a
+    bound."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    count = partial(aggregated, since=since, until=until)
+    return frame.select(*schemas.FIGURES.names).mapInArrow(count, from_arrow_schema(AGGREGATES))
 
 
 def aggregate_files(
     spark: SparkSession,
-    lake: Lake,
+    storage: Storage,
     files: Sequence[LakeFile],
-    since: datetime | None,
-    until: datetime | None,
-) -> DataFrame:
-    """The same of the rows in these files that finished in [since, until); None: without a bound.
-    An action raises LakeError when a file is not as the log says."""
-    count = partial(aggregated, since=since, until=until)
-    return added_up(mapped_files(spark, lake, files, count))
-
-
-def mapped_files(
-    spark: SparkSession, lake: Lake, files: Sequence[LakeFile], count: Callable[[Batches], Batches]
+    count: Callable[[Batches], Batches] = aggregated,
 ) -> DataFrame:
     """AGGREGATES of files, which the Python of the executors reads itself: through Java, the rows
-    would take four times as long. `count` is like aggregated(), and gets texts as dictionaries."""
+    would take four times as long. `count` gets texts as dictionaries."""
     parts = _parted(files, min(len(files), PARTS * parallelism(spark)))
-    work = partial(_counted, storage=lake.storage, count=count, size=BATCH)
+    work = partial(_counted, storage=storage, count=count, size=BATCH)
     return spread(spark, parts, work, AGGREGATES)
 
 
@@ -353,7 +474,7 @@ def _parted(files: Sequence[LakeFile], number: int) -> list[list[LakeFile]]:
 def _counted(
     files: Sequence[LakeFile], storage: Storage, count: Callable[[Batches], Batches], size: int
 ) -> Batches:
-    """On an executor: the files, counted."""
+    """The files, counted one after the other."""
     texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
     store = Store(storage)
 
@@ -365,48 +486,3 @@ def _counted(
                 )
 
     return count(rows())
-
-
-def added_up(found: DataFrame) -> DataFrame:
-    """Aggregates of parts of the rows -> aggregates of all rows: one for each key and error."""
-    sums = [F.sum(name).alias(name) for name in ("n", *SUMS)]
-    highest = [F.max(f"{metric}_max").alias(f"{metric}_max") for metric in METRICS]
-    merge = arrow_udf(merged_histograms, "string")  # type: ignore[call-overload]  # with the kind, it warns
-    histograms = [merge(F.collect_list(metric)).alias(metric) for metric in METRICS]
-    return found.groupBy(*KEYS, "error").agg(*sums, *highest, *histograms)
-
-
-def topic_hours(found: DataFrame) -> DataFrame:
-    """aggregate_frame() -> one row per hour (UTC, its beginning in microseconds since 1970) and
-    topic, with the columns of TopicHour. Histograms are the JSON of histogram.encode(). Rows
-    without finished_at are in no hour."""
-    return span_figures(found, "hour").withColumnRenamed("at", "hour").drop("task")
-
-
-def task_days(found: DataFrame, most_errors: int) -> DataFrame:
-    """aggregate_frame() -> one row per day (UTC, like the hour above), topic and task, with the
-    columns of TaskDay. `errors` is an array of (error, n) with the most frequent errors, null when
-    nothing died."""
-    keys = ["at", "topic", "task"]
-    dead = found.where((F.col("unit") == "day") & F.col("error").isNotNull())
-    # There may be as many reasons as messages: they are cut on the executors.
-    order = Window.partitionBy(*keys).orderBy(F.desc("n"), F.asc("error"))
-    numbered = dead.withColumn("place", F.row_number().over(order))
-    frequent = numbered.where(F.col("place") <= most_errors).groupBy(*keys)
-    errors = frequent.agg(F.collect_list(F.struct("error", "n")).alias("errors"))
-    return span_figures(found, "day").join(errors, keys, "left").withColumnRenamed("at", "day")
-
-
-def span_figures(found: DataFrame, unit: str) -> DataFrame:
-    """aggregate_frame() -> counts, sums and histograms per group."""
-    exact = [name for name in SUMS if not name.startswith(METRICS)]
-    sums = []
-    for metric in METRICS:
-        # Milliseconds from sums of whole numbers: exact, in any order.
-        high, low = (F.col(f"{metric}_{half}").cast("decimal(20,0)") for half in ("high", "low"))
-        total = high * F.lit(2**32).cast("decimal(10,0)") + low
-        milliseconds = F.coalesce((total / F.lit(1000)).cast("double"), F.lit(0.0))
-        sums.append(milliseconds.alias(f"{metric}_sum"))
-    highest = [f"{metric}_max" for metric in METRICS]
-    of_unit = found.where((F.col("unit") == unit) & F.col("error").isNull())
-    return of_unit.select("at", "topic", "task", *exact, *sums, *highest, *METRICS)

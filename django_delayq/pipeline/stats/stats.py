@@ -1,8 +1,8 @@
 """The job stats: counts and histograms of past hours and days, from the lake or the archive, into
-SQL.
+SQL, and from there to tables in the lake.
 
-aggregates.py computes them on executors. The driver writes them, several hours or days in one
-transaction, each of them as a whole.
+aggregates.py computes them, on executors or in this process. The driver writes them, several hours
+or days in one transaction, each of them as a whole.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import OperationalError, transaction
 from django.utils import timezone as django_timezone
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...core.conf import get_settings
-from ...core.times import epoch_us, from_ms, stored, stored_ms, utc
+from ...core.times import from_ms, stored, stored_ms, utc
 from ...models import LakeBatch, TaskDay, TopicHour
 from ...stats.hourly import (
     DAY,
@@ -37,21 +35,23 @@ from ...stats.hourly import (
 )
 from ...stats.stats_service import SETTLE
 from .. import schemas
+from ..lake.figure_tables import copy_figures
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger, settled_at
 from ..lake.watermark import last_settled_id
-from ..params import Params, Report, StatsOptions, Tell
-from ..session import configured
-from ..sources.archive_source import finished_between, read_archive
+from ..params import Params, Report, StatsOptions, Tell, ignore
+from ..sources.table_reader import read_rows
 from . import aggregates
 
-#: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
-#: measure each batch by its bytes, as much as for everything else.
-_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1)}
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 #: Hours and days that a report names.
 NAMED = 5
 #: How often a transaction is tried that the database ended.
 TRIES = 5
+#: Columns of aggregates.SPANS that are no figures.
+_KEYS = (*aggregates.KEYS, "errors")
 #: Rows that one transaction writes. An hour or a day with more rows has its own transaction.
 ROWS = 1_000
 
@@ -71,17 +71,20 @@ class Period(NamedTuple):
 
     def has(self, at: datetime, length: timedelta) -> bool:
         """Whether the hour, or day, that begins at this instant lies in it as a whole."""
-        return at + length <= self.until and (self.since is None or at >= self.since)
+        # No sum: there is no day after the last one of the year 9999.
+        return at <= self.until - length and (self.since is None or at >= self.since)
 
 
 class Input(NamedTuple):
     """What one run computes."""
 
-    aggregates: DataFrame
-    """As aggregates.aggregate_frame()."""
+    rows: Iterable[Mapping[str, Any]]
+    """Those of aggregates.SPANS, in the order of their units and times."""
     span: Period
     counted: Mapping[int, int | None] = {}
     """Batches of the lake whose hours and days are all computed: id -> version."""
+    lake: Lake | None = None
+    """None: the archive is read."""
 
 
 class Chunk(NamedTuple):
@@ -136,23 +139,24 @@ class WriteBackResult:
         ]
 
 
-def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
+def run(spark: SparkSession | None, params: Params, tell: Tell) -> Report:
     """Compute the hours and days with new rows, or those of `since` and `until`, or all, and
     replace the figures of them in SQL. Only hours and days that are over and settled are computed.
-    Raises Refused and LakeError."""
+    Without a session, this process computes them. Then copy the figures to the lake, if that was
+    read. Raises Refused and LakeError."""
     begun = time.monotonic()
     options = params.options(StatsOptions)
     if options.source == "lake":
         given = _of_lake(spark, params, options, tell)
     else:
-        highest = last_settled_id(0)
-        tell(f"reading the archive up to id {highest:,}")
-        frame = read_archive(spark, params.database, (0, highest), schemas.FIGURES.names)
-        span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
-        given = Input(aggregates.aggregate_frame(finished_between(frame, *span)), span)
+        given = _of_archive(spark, params, tell)
     if given is None:
         return Report(job="stats", problems=["The lake is empty: run the export first."])
-    written = _compute(given, params, options, tell)
+    finish = partial(_mark_counted, given.counted)
+    written = write_back(
+        _chunks(given), finish, fewer=options.fewer, dry_run=params.dry_run, tell=tell
+    )
+    copied = 0 if given.lake is None or params.dry_run else copy_figures(given.lake, tell)
     return Report(
         job="stats",
         figures={
@@ -161,6 +165,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             "rows": sum(totals.messages for totals in written.topics.values()),
             **{outcome.value: written.outcomes[outcome] for outcome in Replacement},
             "batches_counted": len(given.counted),
+            "days_copied_to_lake": copied,
             "until": given.span.until.isoformat(),
             "seconds": round(time.monotonic() - begun, 1),
         },
@@ -174,8 +179,25 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
 # What is computed
 
 
+def _of_archive(spark: SparkSession | None, params: Params, tell: Tell) -> Input:
+    highest = last_settled_id(0)
+    tell(f"reading the archive up to id {highest:,}")
+    ids = (0, highest)
+    span = _span(params, datetime.now(tz=timezone.utc) - SETTLE)
+    if spark is None:
+        read = read_rows(params.database, schemas.FIGURES, ids)
+        return Input(
+            aggregates.figures_of_aggregates(aggregates.aggregated(read, *span), MOST_ERRORS), span
+        )
+    from ..sources.archive_source import read_archive
+
+    frame = read_archive(spark, params.database, ids, schemas.FIGURES.names)
+    found = aggregates.aggregate_frame(frame, *span)
+    return Input(aggregates.figures_by_spark(found, MOST_ERRORS), span)
+
+
 def _of_lake(
-    spark: SparkSession, params: Params, options: StatsOptions, tell: Tell
+    spark: SparkSession | None, params: Params, options: StatsOptions, tell: Tell
 ) -> Input | None:
     lake = Lake(params.lake)
     ledger = Ledger(lake)
@@ -198,7 +220,7 @@ def _of_lake(
         dt
         for of_batch in (of_batches if chosen else uncounted.values())
         for dt in of_batch
-        if _begin(dt) < span.until and (span.since is None or _begin(dt) + DAY > span.since)
+        if _begin(dt) < span.until and (span.since is None or dt >= span.since.date())
     }
     files = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in files):,} rows of {len(dates):,} days")
@@ -207,9 +229,13 @@ def _of_lake(
         for batch, of_batch in uncounted.items()
         if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
     }
-    return Input(
-        aggregates.aggregate_files(spark, lake, files, span.since, span.until), span, counted
-    )
+    if spark is None:
+        rows = aggregates.figures_of_files(lake.storage, files, *span, MOST_ERRORS)
+    else:
+        count = partial(aggregates.aggregated, since=span.since, until=span.until)
+        found = aggregates.aggregate_files(spark, lake.storage, files, count)
+        rows = aggregates.figures_by_spark(found, MOST_ERRORS)
+    return Input(rows, span, counted, lake)
 
 
 def _span(params: Params, settled_at: datetime) -> Period:
@@ -227,37 +253,35 @@ def _floor(when: datetime, length: timedelta) -> datetime:
     return epoch + (when - epoch) // length * length
 
 
-# Computing and writing
+# Writing
 
 
-def _compute(given: Input, params: Params, options: StatsOptions, tell: Tell) -> WriteBackResult:
-    days = given.span.whole(DAY)
-    is_whole = F.col("at") < F.lit(epoch_us(days.until))
-    if days.since is not None:
-        is_whole &= F.col("at") >= F.lit(epoch_us(days.since))
-    # Kept, so that the rows are read once: the aggregates are few.
-    found = given.aggregates.where((F.col("unit") == "hour") | is_whole).persist()
-    try:
-        with configured(found.sparkSession, _BATCHES):
-            number = found.where(F.col("error").isNull()).count()
-        tell(f"writing {number:,} rows")
-
-        def chunks() -> Iterator[Chunk]:
-            yield from hour_chunks(_ordered(aggregates.topic_hours(found), "hour", "topic"))
-            yield from day_chunks(
-                _ordered(aggregates.task_days(found, MOST_ERRORS), "day", "topic", "task")
-            )
-
-        finish = partial(_mark_counted, given.counted)
-        return write_back(chunks(), finish, fewer=options.fewer, dry_run=params.dry_run)
-    finally:
-        found.unpersist()
+def _chunks(given: Input) -> Iterator[Chunk]:
+    """The hours, and the days that lie in the period as a whole."""
+    for (unit, at), group in groupby(given.rows, key=lambda row: (row["unit"], row["at"])):
+        if unit == "hour":
+            yield _hour(at, group)
+        elif given.span.has(from_ms(at / 1000), DAY):
+            yield _day(at, group)
 
 
-def _ordered(frame: DataFrame, *names: str) -> Iterator[dict[str, Any]]:
-    """Partition after partition: the driver holds one of them at a time."""
-    for row in frame.orderBy(*names).toLocalIterator():
-        yield row.asDict(recursive=True)
+def _hour(at: int, group: Iterable[Mapping[str, Any]]) -> Chunk:
+    hour = stored_ms(at / 1000)
+    found = [TopicHour(hour=hour, topic=row["topic"], **_figures(row)) for row in group]
+    return Chunk(TopicHour, stored(utc(hour)), utc(hour), found)
+
+
+def _day(at: int, group: Iterable[Mapping[str, Any]]) -> Chunk:
+    day, found = from_ms(at / 1000).date(), []
+    for row in group:
+        errors = encode_errors({cell["error"]: cell["n"] for cell in row["errors"] or ()})
+        names = {"topic": row["topic"], "task": row["task"], "errors": errors}
+        found.append(TaskDay(day=day, **names, **_figures(row)))
+    return Chunk(TaskDay, day, day, found)
+
+
+def _figures(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in row.items() if name not in _KEYS}
 
 
 def _mark_counted(counted: Mapping[int, int | None]) -> None:
@@ -267,32 +291,13 @@ def _mark_counted(counted: Mapping[int, int | None]) -> None:
         LakeBatch.objects.filter(pk=pk, version=version, counted_at=None).update(counted_at=now)
 
 
-def hour_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
-    """The rows of aggregates.topic_hours(), in the order of their hours."""
-    for at, group in groupby(rows, key=lambda row: row["hour"]):
-        hour = stored_ms(at / 1000)
-        span = utc(hour)
-        found = [TopicHour(**{**row, "hour": hour}) for row in group]
-        yield Chunk(TopicHour, stored(span), span, found)
-
-
-def day_chunks(rows: Iterable[Mapping[str, Any]]) -> Iterator[Chunk]:
-    """The rows of aggregates.task_days(), in the order of their days."""
-    for at, group in groupby(rows, key=lambda row: row["day"]):
-        day = from_ms(at / 1000).date()
-        found = []
-        for row in group:
-            errors = {cell["error"]: cell["n"] for cell in row["errors"] or ()}
-            found.append(TaskDay(**{**row, "day": day, "errors": encode_errors(errors)}))
-        yield Chunk(TaskDay, day, day, found)
-
-
 def write_back(
     chunks: Iterable[Chunk],
     finish: Callable[[], object],
     *,
     fewer: bool = False,
     dry_run: bool = False,
+    tell: Tell = ignore,
 ) -> WriteBackResult:
     """Replace the stored figures by these where they differ, several in one transaction: see
     hourly.replace_each(). `finish()` is called in the last transaction. `dry_run`: only report what
@@ -307,6 +312,8 @@ def write_back(
             outcomes = compare_each(together[0].model, _spans(together), fewer=fewer)
         for chunk in together:
             written.note(chunk, outcomes[chunk.at])
+        if together:
+            tell(f"computed up to {together[-1].span:%Y-%m-%d %H:%M}")
 
     last: Sequence[Chunk] = ()
     for together in _transactions(chunks):

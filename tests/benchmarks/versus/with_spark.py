@@ -28,14 +28,13 @@ def main(path: str, memory: str) -> None:
 
     spark = build_session("local[2]", memory)
     lake = Lake(path)
-    found = aggregates.added_up(aggregates.mapped_files(spark, lake, lake.files(), count))
-    rows = (
-        aggregates.span_figures(found, "hour")
-        .select("messages", "attempts", "lateness", "run")
-        .collect()
-    )
+    found = aggregates.aggregate_files(spark, lake.storage, lake.files(), count)
+    rows = aggregates.figures_by_spark(found, 0)
     give(
-        ((row[0], row[1], _shares(row[2]), _shares(row[3])) for row in rows),
+        (
+            (row["messages"], row["attempts"], _shares(row["lateness"]), _shares(row["run"]))
+            for row in rows
+        ),
         version=pyspark.__version__,
     )
     spark.stop()
