@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
+from django_delayq.core.limits import LimitRule, TopicLimits
 from django_delayq.core.message import Priority
 from django_delayq.core.times import When
 from django_delayq.store.bulk_load import BulkLoad
@@ -19,7 +21,20 @@ from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.settler import settle_parts
 from tests.faults import scripts_run
 from tests.servers import SINGLE
-from tests.store.factories import DETAIL, FAR, PARTITION, new_id, outgoing, record, send
+from tests.store.factories import (
+    CODE,
+    DETAIL,
+    FAR,
+    LIMIT,
+    PARTITION,
+    PAST,
+    held_back,
+    new_id,
+    outgoing,
+    record,
+    rewind,
+    send,
+)
 
 pytestmark = pytest.mark.parametrize("server_kind", SINGLE, indirect=True, scope="session")
 
@@ -92,6 +107,39 @@ def test_one_large_message_does_not_keep_the_small_ones_behind_it(store: RedisSt
     send(store, outgoing(when="1000", body=b"x" * (BATCH_BYTES // 2)))
     send(store, *(outgoing() for _ in range(100)))
     assert len(store.claim(PARTITION, BATCH).leases) > 20
+
+
+def test_what_a_limit_holds_back_is_bounded_too(store: RedisStore) -> None:
+    limits = TopicLimits(tasks={CODE: LimitRule(concurrency=1)})
+    send(
+        store,
+        *(outgoing(when=f"{int(PAST) + n}", body=LARGE, limit=LIMIT) for n in range(COUNT)),
+    )
+    seen, leases, is_over = [0], list[Lease](), False
+    while not is_over:
+        claimed = store.claim_limited(PARTITION, BATCH, None, limits)
+        leases += claimed.leases
+        seen.append(len(leases) + len(held_back(store)))
+        is_over = (claimed.next_due_ms or 0) > claimed.now_us / 1000
+    assert (len(leases), seen[-1]) == (1, COUNT)
+    most = max(after - before for before, after in pairwise(seen))
+    assert most * SIZE <= BATCH_BYTES + SIZE
+
+
+def test_limits_of_large_messages_are_looked_at_one_call_after_the_other(store: RedisStore) -> None:
+    limits = TopicLimits(tasks={CODE: LimitRule("1/h")})
+    for n in range(COUNT):
+        same = {"body": LARGE, "limit": b"%8d" % n}
+        send(store, *(outgoing(when=f"{int(PAST) + again}", **same) for again in range(2)))
+    while len(held_back(store)) < COUNT:
+        store.claim_limited(PARTITION, BATCH, None, limits)
+    rewind(store, PARTITION, 3_600_050)
+    left = [COUNT]
+    while left[-1]:
+        store.claim_limited(PARTITION, BATCH, None, limits)
+        left.append(len(held_back(store)))
+    most = max(before - after for before, after in pairwise(left))
+    assert most * SIZE <= BATCH_BYTES + SIZE
 
 
 @pytest.mark.parametrize("result", [Result.ACKED, Result.RETRIED, Result.RELEASED])

@@ -1,6 +1,6 @@
 -- claim_limited: as claim, in a topic with limits; due and too late -> expired. What may not start yet keeps its place.
 -- Guarantee: that of claim.lua; and no more start than the limits allow, whichever worker claims. What the limit of its key
---   holds back is passed over until there is room. Bounded: 500 messages and 100 limits are looked at.
+--   holds back is passed over until there is room. Bounded: 500 messages and 100 limits are looked at, fewer of many bytes.
 -- KEYS: also of rates (shared/partition.lua). Shared: finish, wake, lanes, due, read, grant, limits, rates, pace, waiting.
 -- ARGV: as claim.lua; then of the topic: interval (ms between starts), most (that run at the same time), interval of what is
 --   more than 5 s late, too late (ms); then code, interval, most, too late of each task. '': no limit.
@@ -26,8 +26,9 @@ local function claim(first, last, room)
       local is_late, n = NOW - due > (rule and rule.patience or patience or math.huge), #going[1] + 1
       if not rule or leaves(record, rule, ids[i], due, LANES[lanes[i]], is_late, again) then
         for part, list in ipairs({ids, records, olds, scores, lanes}) do going[part][n] = list[i] end
-        late[n], bytes = is_late, bytes + #(record or '')
+        late[n] = is_late
       end
+      bytes = bytes + #(record or '')
     end
     tried = tried + #records
     park(again)

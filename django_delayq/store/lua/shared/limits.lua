@@ -13,6 +13,13 @@ local function waits(limit)
   return redis.call('ZRANGEBYLEX', LIMITS, '[w' .. limit, '(w' .. limit .. '\255', 'LIMIT', 0, 1)[1]
 end
 
+-- The lane that holds the message back with this due time. Its record says too which it is: that may be a MiB.
+local function lane_with(id, due)
+  for _, lane in ipairs({NORMAL, HIGH, LOW}) do
+    if tonumber(redis.call('ZSCORE', lane, id)) == HELD + due then return lane end
+  end
+end
+
 -- What waits for the limit and is due first: its due time, id, lane and member. What is not held back any more (it was moved
 -- or cancelled) is forgotten, 100 at most: then it returns nothing.
 local function first_waiting(limit)
@@ -20,8 +27,8 @@ local function first_waiting(limit)
     local member = waits(limit)
     if not member then return end
     local due, id = struct.unpack('>I6', member, 10), string.sub(member, 16)
-    local lane = lane_of(redis.call('HGET', MESSAGES, id))
-    if tonumber(redis.call('ZSCORE', lane, id)) == HELD + due then return due, id, lane, member end
+    local lane = lane_with(id, due)
+    if lane then return due, id, lane, member end
     redis.call('ZREM', LIMITS, member)
   end
 end

@@ -1,4 +1,4 @@
--- Shared: what waits for the limit of a key, and what may start. After limits and rates.
+-- Shared: what waits for the limit of a key, and what may start. After read, limits and rates.
 local ANY = {interval = 1} -- for what has no rule any more: 500 at each step
 
 -- What does not run any more, because a repair or damage has ended it, leaves its place.
@@ -12,12 +12,15 @@ local function forget_ended(first, last)
 end
 
 -- Looks at the limits whose time has come: so many that wait for them may be claimed. Those without a rule (the code has
--- none any more) may all go.
+-- none any more) may all go. The rule is in the record of the first: after many bytes the other limits have to wait.
 local function look_around(rules, limit)
-  local moves, left = {}, 500
+  local moves, left, bytes = {}, 500, 0
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', TIMERS, '-inf', NOW, 'LIMIT', 0, limit)) do
+    if bytes >= MOST then break end
     local _, first = first_waiting(name)
-    local rule = first and rules[string.sub(redis.call('HGET', MESSAGES, first) or '', 20, 23)]
+    local record = first and redis.call('HGET', MESSAGES, first) or ''
+    local rule = first and rules[string.sub(record, 20, 23)]
+    bytes = bytes + #record
     if rule and rule.most then forget_ended(running(name)) end
     local room, full = left, false
     if rule then room, full = room_under(name, rule) end
