@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
+from operator import itemgetter
 
 from django.conf import settings
 from django.db import connections
@@ -44,7 +45,7 @@ def copy_rows(rows: Sequence[RowValues], connection: BaseDatabaseWrapper) -> Non
     ):
         copied.set_types(types)
         # In the order of their ids, as insert() has them: two archivers do not deadlock.
-        for row in sorted(rows, key=lambda row: row[:2]):
+        for row in sorted(rows, key=itemgetter(0, 1)):
             copied.write_row(row)
 
 

@@ -51,6 +51,8 @@ VERSION = 1
 STAMP = struct.Struct(">Q6s")
 HEADER = struct.Struct(">BI4s")
 ATTEMPTS = struct.Struct(">HH6s6s16s6s")
+#: The same: a number of 6 bytes is read as one of 2 and one of 4, which takes a third of the time.
+_ATTEMPTS_IN_PARTS = struct.Struct(">HHHIHI16sHI")
 HEADER_END = STAMP.size + HEADER.size
 _WHOLE_HEADER = struct.Struct(STAMP.format + HEADER.format[1:])
 
@@ -195,15 +197,17 @@ class Attempts(msgspec.Struct, frozen=True, gc=False):
     @classmethod
     def decode(cls, raw: bytes) -> Attempts:
         """From the bytes in the `attempts` hash."""
-        attempt, crashes, due, first, token, put_off = ATTEMPTS.unpack_from(raw)
+        attempt, crashes, due, due_low, first, first_low, token, off, off_low = (
+            _ATTEMPTS_IN_PARTS.unpack_from(raw)
+        )
         return cls(
             attempt,
             crashes,
-            int.from_bytes(due, "big"),
-            int.from_bytes(first, "big"),
+            due << 32 | due_low,
+            first << 32 | first_low,
             token,
             raw[ATTEMPTS.size :],
-            int.from_bytes(put_off, "big"),
+            off << 32 | off_low,
         )
 
 
