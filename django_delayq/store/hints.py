@@ -24,8 +24,8 @@ from .redis_errors import ERRORS
 from .store import RedisStore
 
 #: Sweep intervals from one beat to the next; how many more for each worker that comes before, and
-#: at most. After 2.5 without a beat a worker has to look for lost hints.
-BEAT_AFTER, BEAT_TURN, BEAT_AFTER_MOST = 1.5, 0.05, 0.5
+#: at most. After 3 without a beat a worker has to look for lost hints.
+BEAT_AFTER, BEAT_TURN, BEAT_AFTER_MOST = 2.0, 0.05, 0.5
 
 
 class HintStream:

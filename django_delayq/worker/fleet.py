@@ -138,9 +138,9 @@ class Fleet:
             return STEP_IN * turn
         return STEP_IN_LATER if self.is_drawn(int(due_ms)) else None
 
-    def is_drawn(self, number: int) -> bool:
-        """A lottery that a few of all workers win for each number."""
-        return _mixed(self._seed ^ number) % max(1, self.size - 2) < LATER
+    def is_drawn(self, number: int, winners: int = LATER) -> bool:
+        """A lottery that so many of all workers win for each number, on average."""
+        return _mixed(self._seed ^ number) % max(1, self.size - 2) < winners
 
     def _serving(self, partition: Partition) -> list[Member]:
         if partition is OF_THE_FLEET:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import resource
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from .shared import Shared
 #: They are kept for so long (seconds): somebody will ask what became of the worker.
 FORGOTTEN_AFTER = 1800.0
 #: Seconds between two heartbeats of an idle worker, for each worker there is.
-BEAT_S_EACH = 2.0
+BEAT_S_EACH = 3.0
 
 
 class Heartbeat(Service):
@@ -78,7 +79,8 @@ class Heartbeat(Service):
             if old:
                 store.workers.forget(*old, ended=False)
         self._beats += 1
-        return every
+        # Those that have begun together do not beat together for ever.
+        return every if every == BEAT_S else every * random.uniform(0.6, 1.4)
 
 
 def rss_kb() -> int:

@@ -42,7 +42,7 @@ class Listener(Service):
 
     def hints_are_complete(self) -> bool:
         """Whether it is certain that no hint of the last moments was lost."""
-        return time.monotonic() - self._stream.complete_until < 2.5 * self._sweep_interval
+        return time.monotonic() - self._stream.complete_until < 3 * self._sweep_interval
 
     def _call_when_some_are_missing(self, subscriptions: int) -> None:
         """A subscription has ended, or those whose turn it was have published no beat; or nobody

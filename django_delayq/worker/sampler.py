@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -24,10 +25,16 @@ class Sampler(Service):
         super().__init__()
         self._store = store
         self._spread = spread
-        """In how many minutes this worker tries again."""
+        """In how many minutes this worker tries once. Not known until it has met the others."""
+        self._minutes = math.inf
+        """Since it has tried."""
 
     def run_once(self) -> float:
-        """Take the sample of this minute, unless somebody has."""
+        """Take the sample of this minute, unless somebody has, or it is for others to do."""
+        self._minutes += 1
+        if self._minutes < self._spread():
+            return self.interval
+        self._minutes = 0
         if self._store.workers.acquire_lock("sample", SAMPLE_MS - 5_000):
             partitions = self._store.topics.used_partitions()
             parts: dict[str, list[PartitionStats]] = defaultdict(list)
@@ -36,7 +43,7 @@ class Sampler(Service):
                 parts[partition.topic].append(stats)
             topics = {topic: sample_of(of_topic) for topic, of_topic in parts.items()}
             self._store.workers.add_sample(int(self._store.clock_ms()), topics)
-        return self.interval * self._spread()
+        return self.interval
 
 
 def sample_of(parts: list[PartitionStats]) -> dict[str, Any]:

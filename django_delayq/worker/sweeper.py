@@ -72,13 +72,13 @@ class Sweeper:
 
     def _look_everywhere(self) -> None:
         """Nothing is taken for granted where this worker is the home. Of the others' partitions it
-        looks at a few: so each of them is also seen by somebody else."""
+        looks at a few: so somebody else sees each of them, too."""
         visits, rank = self._agenda.visits, self._fleet.rank
         self._claims.find_held_back(partition for partition in visits if rank(partition) < 2)
         for number, visit in enumerate(visits.values()):
             if not rank(visit.partition):
                 visit.may_be_leased = visit.to_sweep = True
-            elif self._fleet.is_drawn(self._count + number):
+            elif self._fleet.is_drawn(self._count + number, winners=1):
                 self._agenda.expect(visit.partition, 0)
 
     def _compare(self) -> None:

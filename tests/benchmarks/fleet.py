@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from django_delayq.worker.heartbeat import BEAT_S_EACH
 from tests.benchmarks import common
 from tests.benchmarks.common import median, percentile
 from tests.benchmarks.idle import calls
@@ -89,7 +90,8 @@ def costs(
 
 
 def _idle(options: common.Options, client: Any, case: str, workers: int, topics: int) -> None:
-    seconds = options.scaled(SECONDS, 3)
+    # Long enough for all heartbeats of an idle fleet, which come more seldom in a large one.
+    seconds = options.scaled(max(SECONDS, BEAT_S_EACH * workers), 3)
     before, began = calls(client), time.monotonic()
     time.sleep(seconds)
     rate = (calls(client) - before - 1) / (time.monotonic() - began)

@@ -744,7 +744,7 @@ def test_damaged_partition_of_another_home_holds_up_nothing(
 
 def test_hints_for_others_wake_nobody(dispatcher: Dispatcher, others: Fleet) -> None:
     place(others, 3)
-    others.is_drawn = lambda number: False  # type: ignore[method-assign]
+    others.is_drawn = lambda number, winners=2: False  # type: ignore[method-assign]
     settle_down(dispatcher)
     dispatcher.sleeper.wait(0)
     dispatcher.hint(DEFAULT, 0)

@@ -145,3 +145,19 @@ def test_what_was_told_to_a_worker_that_is_perhaps_only_cut_off_is_kept(
     heartbeat.run_once()
     assert "gone" not in delayq.workers.heartbeats()
     assert delayq.workers.is_quiet("gone")
+
+
+def test_idle_workers_of_a_large_fleet_beat_seldom_and_not_together(
+    heartbeat: Heartbeat,
+    figures: dict[str, Any],
+    delayq: RedisStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Fleet, "size", 20)
+    assert heartbeat.run_once() == 10.0  # it holds messages
+    figures["in_flight"] = 0
+    pauses = {heartbeat.run_once() for _ in range(20)}
+    assert len(pauses) > 10
+    assert min(pauses) >= 36
+    assert max(pauses) <= 84
+    assert delayq.workers.heartbeats()["host:1:test"]["every"] == 60

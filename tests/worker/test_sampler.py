@@ -84,6 +84,19 @@ def test_one_of_several_workers_takes_it(sampler: Sampler, delayq: RedisStore) -
     assert len(samples(delayq)) == 2
 
 
+def test_those_that_have_met_the_others_try_seldom(delayq: RedisStore) -> None:
+    spread = 1
+    third = Sampler(delayq, lambda: spread)
+    assert third.run_once() == 60.0
+    spread = 4
+    for _ in range(3):
+        next_minute(delayq)
+        third.run_once()
+    assert len(samples(delayq)) == 1
+    third.run_once()
+    assert len(samples(delayq)) == 2
+
+
 def test_without_topics_it_is_empty(sampler: Sampler, delayq: RedisStore) -> None:
     sampler.run_once()
     assert samples(delayq)[0]["topics"] == {}
