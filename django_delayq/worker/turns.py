@@ -107,7 +107,8 @@ class Turns:
     def plan(self, visit: Visit, due_ms: float | None) -> None:
         """Plan the next visit, now that it is known what is due first."""
         self._standing_in.pop(visit, None)
-        visit.is_own = self._is_mine(visit)
+        # Of one where nothing waits there is nothing to tell others.
+        visit.is_own = due_ms is not None and self._is_mine(visit)
         self._agenda.plan(visit, due_ms if visit.is_own else None)
         if not visit.is_own and due_ms is not None:
             self._stand_in(visit, due_ms)

@@ -726,6 +726,27 @@ def test_second_finds_that_the_home_has_claimed(
     assert dispatcher.agenda.visits[DEFAULT].may_be_leased  # the home may die
 
 
+def test_one_that_was_the_home_while_nothing_waited_tells_nobody(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore, shared: Shared
+) -> None:
+    place(others, 0)
+    due(1)
+    dispatcher.hint(DEFAULT, 0)
+    dispatcher.run_once()
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+    place(others, 1)
+    due(1)
+    dispatcher.hint(DEFAULT, 0)
+    dispatcher.run_once()
+    assert len(delayq.claim(DEFAULT, 1).leases) == 1  # the home that there is now
+    pass_time(dispatcher, STEP_IN)
+    said: list[str] = []
+    with mock.patch.object(shared.store.workers, "hint", said.append):
+        dispatcher.run_once()
+    assert f"{DEFAULT}:0" not in said
+
+
 def test_damaged_partition_of_another_home_holds_up_nothing(
     dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore
 ) -> None:
