@@ -12,6 +12,7 @@ from django_delayq.integrations.forward import (
     ForwardTarget,
     Kafka,
     RabbitMQ,
+    RedisList,
     RedisStream,
     Webhook,
     forwarded_task,
@@ -26,6 +27,8 @@ class Told:
         kind, _, url = os.environ["DELAYQ_TEST_TARGET"].partition(" ")
         if kind == "redis":
             return RedisStream(url, "arrived")
+        if kind == "list":
+            return RedisList(url, "arrived")
         if kind == "rabbitmq":
             return RabbitMQ(url, routing_key="arrived")
         if kind == "kafka":

@@ -57,6 +57,19 @@ class RedisSide:
         self._server.stop()
 
 
+class ListSide(RedisSide):
+    """A list on such a server. It has the bodies only: the only argument of each message, which is
+    its number."""
+
+    kind = "list"
+
+    def arrived(self) -> list[str]:
+        client = self._server.client()
+        bodies = client.lrange("arrived", 0, -1)
+        client.close()
+        return [body.decode() for body in bodies]
+
+
 class CelerySide(RedisSide):
     """The queue of a Celery whose broker is such a server."""
 
@@ -174,6 +187,7 @@ class RabbitSide:
 
 _SIDES: dict[str, Callable[[], Any]] = {
     "redis": RedisSide,
+    "list": ListSide,
     "webhook": HookSide,
     "kafka": KafkaSide,
     "celery": CelerySide,
@@ -182,7 +196,7 @@ _SIDES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.timeout(200 + 8 * AWAY)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pika's sockets
-@pytest.mark.parametrize("kind", ["redis", "webhook", "rabbitmq", "kafka", "celery"])
+@pytest.mark.parametrize("kind", ["redis", "list", "webhook", "rabbitmq", "kafka", "celery"])
 def test_nothing_is_lost_while_the_other_side_is_away(
     queue: Queue, figure: Figure, kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -191,33 +205,37 @@ def test_nothing_is_lost_while_the_other_side_is_away(
     else:
         side = _SIDES[kind]()
     queue.worker("--topics", "forwards", "--concurrency", "2", DELAYQ_TEST_TARGET=side.address)
-    handles = _produce(AROUND)
+    handles: list[Any] = []
+    _produce(handles, AROUND)
     side.leave()
-    handles += _produce(AWAY)
+    _produce(handles, AWAY)
     side.come_back()
     back_at = time.monotonic()
-    handles += _produce(AROUND)
+    _produce(handles, AROUND)
     queue.wait_until_drained("forwards", seconds=90 + 4 * AWAY)  # Celery sends one by one
     took, counts = time.monotonic() - back_at, Counter(side.arrived())
     side.end()
+    if kind == "list":
+        sent = {str(number) for number in range(len(handles))}
+    else:
+        sent = {handle.id for handle in handles}
     twice = sum(count - 1 for count in counts.values())
     figure(
         f"{kind}: {len(handles)} messages, away for {AWAY:.0f} s; lost "
-        f"{len({handle.id for handle in handles} - counts.keys())}, twice {twice}; all had arrived "
+        f"{len(sent - counts.keys())}, twice {twice}; all had arrived "
         f"{took:.1f} s after it came back"
     )
-    assert counts.keys() == {handle.id for handle in handles}
+    assert counts.keys() == sent
     # Two threads had a batch each in flight; a frozen server takes what it was sent when it wakes.
     assert twice <= 2 * 500 * 2
     assert queue.acked_once(handles, "forwards")
 
 
-def _produce(seconds: float) -> list[Any]:
-    handles: list[Any] = []
-    began = time.monotonic()
+def _produce(handles: list[Any], seconds: float) -> None:
+    """Add messages, each with its number."""
+    before, began = len(handles), time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
-        missing = int(passed * EACH_SECOND) - len(handles)
-        if missing > 0:
-            handles += forward.enqueue_many([(n,) for n in range(missing)])
+        wanted = before + int(passed * EACH_SECOND)
+        if wanted > len(handles):
+            handles += forward.enqueue_many([(n,) for n in range(len(handles), wanted)])
         time.sleep(0.05)
-    return handles
