@@ -3,13 +3,15 @@ package are here."""
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +359,49 @@ def test_the_sources_were_found() -> None:
     assert len(SOURCES) > 150
     assert Path(PACKAGE / "core/message.py") in SOURCES
     assert MAX_BODY == 1024 * 1024
+
+
+# The supply chain (S25)
+
+PROJECT = (ROOT / "pyproject.toml").read_text()
+CORE = {"django", "redis", "django-redis", "msgspec", "cronsim"}
+#: Django, django-ninja and openlineage-python bring the first four; the project has the driver of
+#: its database.
+COME_ALONG = {"asgiref", "pydantic", "typing_extensions", "attr", "psycopg", "MySQLdb", "pymysql"}
+
+
+def requirements(start: str, end: str) -> list[str]:
+    """Those that a part of pyproject.toml has."""
+    part = PROJECT.partition(start)[2].partition(end)[0]
+    return [
+        text for text in re.findall(r'"([^"]+)"', part) if not text.startswith("django-delayq[")
+    ]
+
+
+def names(of: Iterable[str]) -> set[str]:
+    return {re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in of}
+
+
+def test_the_core_needs_five_packages() -> None:
+    assert names(requirements("\ndependencies = [", "\n]")) == CORE
+
+
+def test_no_requirement_comes_from_elsewhere_than_the_index() -> None:
+    wanted = requirements("\ndependencies = [", "\n]")
+    wanted += requirements("[project.optional-dependencies]", "\n[tool.")
+    assert len(wanted) > 40
+    assert [text for text in wanted if "@" in text or "/" in text] == []
+
+
+def test_the_package_imports_nothing_that_is_not_declared() -> None:
+    declared = CORE | names(requirements("[project.optional-dependencies]", "\ndocs = ["))
+    known, undeclared = packages_distributions(), set[str]()
+    for text in SOURCES.values():
+        for node in ast.walk(ast.parse(text)):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                found = [node.module]
+            for top in {name.split(".")[0] for name in found} - sys.stdlib_module_names:
+                if not names(known.get(top, [top])) & (declared | {"django-delayq"}):
+                    undeclared.add(top)
+    assert undeclared <= COME_ALONG
