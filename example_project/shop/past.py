@@ -58,7 +58,7 @@ def _issue(count: int, now: datetime, dice: random.Random) -> None:
 
 
 def _rows(count: int, now: datetime, dice: random.Random) -> Iterator[tuple[Any, ...]]:
-    """In the order of archive.COLUMNS, oldest first."""
+    """In the order of archive_rows.COLUMNS, oldest first."""
     begin = now - timedelta(days=DAYS)
     step = timedelta(days=DAYS) / count
     shares = [share for *_, share in TASKS]
@@ -85,7 +85,7 @@ def _row(
         8 if error else int(state == "acked"), 0, "", times[1], times[2], times[3],
         round(late, 3) if started else None, round(run, 3) if started else None,
         "shop-1:7:a" if started else "",
-        error, "the merchant does not answer" if error else "", "", None,
+        error, "the merchant does not answer" if error else "", "", None, "",
     )  # fmt: skip
 
 
