@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any, cast
 
-from django.db.models import Case, Count, F, Max, Min, Q, Value, When
+from django.db import connections
+from django.db.models import Case, DateTimeField, F, Value, When
 from django.db.models.functions import Left
 from django.utils import timezone
 
 from ..core.conf import check_name
-from .selection import Selection
+from ..models.one_statement import Count, Query, read_together
+from .selection import Rows, Selection
 
 #: How far back each window goes. The longest is also where counting ends.
 WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timedelta(days=7)}
@@ -25,6 +28,16 @@ MOST_GROUPS = 100
 MOST_OLDER = 10_000
 #: Characters of an error message that are enough to recognise it.
 MESSAGE_LENGTH = 300
+
+#: One pass over the newest rows for all windows.
+_GROUPS = """
+SELECT task, error,
+    SUM(CASE WHEN finished_at >= %s THEN 1 ELSE 0 END) AS in_hour,
+    SUM(CASE WHEN finished_at >= %s THEN 1 ELSE 0 END) AS in_day,
+    COUNT(*) AS in_week, MAX(finished_at), MIN(finished_at),
+    SUM(COUNT(*)) OVER (), MIN(MIN(finished_at)) OVER ()
+FROM ({newest}) AS newest GROUP BY task, error
+ORDER BY in_hour DESC, in_day DESC, in_week DESC, task, error LIMIT {most}"""
 
 _ERROR = Case(When(error_class="", then=F("reason")), default=F("error_class"))
 
@@ -69,6 +82,8 @@ class DeadLetters:
     instant."""
     older: int
     """How many died before the last week and are still open: up to MOST_OLDER."""
+    beside: Sequence[Any] = ()
+    """What was read beside it."""
 
     @property
     def is_older_partial(self) -> bool:
@@ -98,58 +113,80 @@ class DeadLetters:
 
 
 def grouped(
-    topic: str = "", *, messages: bool = False, topics: Iterable[str] | None = None
+    topic: str = "",
+    *,
+    messages: bool = False,
+    topics: Iterable[str] | None = None,
+    beside: Sequence[Query] = (),
 ) -> DeadLetters:
     """Open dead letters by task and error: the newest MOST_ROWS of the last seven days, of one
-    topic or of all. `topics`: only of these.
+    topic or of all. `topics`: only of these. `beside`: queries to read with it, as read_together()
+    does.
 
-    `messages`: also what the newest of each group said. The index delayq_archive_open answers all
-    three queries without reading the rows; only this further query reads them. Raises InvalidName.
+    `messages`: also what the newest of each group said. Two queries. The index delayq_archive_open
+    answers them without reading other rows than the newest of each group. Raises InvalidName.
     """
     if topic:
         check_name(topic, "a topic")
     at = timezone.now()
     seen = None if topics is None else tuple(topics)
-    rows = Selection(open=True, topic=topic, topics=seen).rows()
-    week = rows.filter(finished_at__gte=at - WINDOWS["week"])
-    counted_since = (
-        week.order_by("-finished_at")
-        .values_list("finished_at", flat=True)[MOST_ROWS : MOST_ROWS + 1]
-        .first()
-    )
-    if counted_since is not None:
-        week = week.filter(finished_at__gte=counted_since)
-    # One query for all windows. It counts a column of the index, so that PostgreSQL need not read
-    # the rows.
-    counts = {
-        name: Count("finished_at", filter=Q(finished_at__gte=at - length))
-        for name, length in WINDOWS.items()
-    }
-    named = week.annotate(error=_ERROR).order_by().values("task", "error")
-    named = named.annotate(**counts, newest_at=Max("finished_at"), oldest_at=Min("finished_at"))
-    named = named.order_by("-hour", "-day", "-week", "task", "error")
-    found = [Group(**values) for values in named[: MOST_GROUPS + 1]]
+    rows = Selection(open=True, topic=topic, topics=seen).rows().annotate(error=_ERROR)
+    found, counted_since = _counted(rows, at)
     groups = found[:MOST_GROUPS]
-    if groups:
-        # The newest rows are found by their instants, which the index has. Few rows have the same
-        # instant.
-        newest = rows.filter(finished_at__in={group.newest_at for group in groups})
-        text = Left("error_message", MESSAGE_LENGTH) if messages else Value("")
-        newest = newest.annotate(error=_ERROR, text=text)
-        columns = ("task", "error", "finished_at", "text", "replay_of")
-        of_group = {
-            tuple(group): (text, replay_of is not None)
-            for *group, text, replay_of in newest.values_list(*columns)[: 10 * MOST_GROUPS]
-        }
-        nothing = "", False
-        for number, group in enumerate(groups):
-            found_of = of_group.get((group.task, group.error, group.newest_at), nothing)
-            groups[number] = replace(group, message=found_of[0], died_again=found_of[1])
+    # The newest rows are found by their instants, which the index has. Few rows have the same
+    # instant.
+    newest = rows.filter(finished_at__in={group.newest_at for group in groups})
+    newest = newest.annotate(text=Left("error_message", MESSAGE_LENGTH) if messages else Value(""))
+    older, said, *others = read_together(
+        Count(rows.filter(finished_at__lt=at - WINDOWS["week"]).order_by()[:MOST_OLDER]),
+        newest.values_list("task", "error", "finished_at", "text", "replay_of")[: 10 * MOST_GROUPS],
+        *beside,
+    )
+    of_group = {tuple(group): (text, replay_of is not None) for *group, text, replay_of in said}
+    for number, group in enumerate(groups):
+        text, died_again = of_group.get((group.task, group.error, group.newest_at), ("", False))
+        groups[number] = replace(group, message=text, died_again=died_again)
     return DeadLetters(
         at=at,
         topic=topic,
         groups=groups,
         more_groups=len(found) > MOST_GROUPS,
         counted_since=counted_since,
-        older=rows.filter(finished_at__lt=at - WINDOWS["week"])[:MOST_OLDER].count(),
+        older=older,
+        beside=others,
     )
+
+
+def _counted(rows: Rows, at: datetime) -> tuple[list[Group], datetime | None]:
+    """One more than MOST_GROUPS groups, and since when they are counted if that is not the whole
+    week."""
+    week = rows.filter(finished_at__gte=at - WINDOWS["week"]).order_by("-finished_at")
+    newest = week.values_list("task", "error", "finished_at")[: MOST_ROWS + 1]
+    sql, given = newest.query.get_compiler(rows.db).as_sql()
+    connection = connections[rows.db]
+    begins = [
+        connection.ops.adapt_datetimefield_value(at - WINDOWS[name]) for name in ("hour", "day")
+    ]
+    instant = Value(None, output_field=DateTimeField())
+    converters = [
+        *connection.ops.get_db_converters(instant),
+        *instant.get_db_converters(connection),
+    ]
+
+    def aware(value: Any) -> datetime:
+        for convert in converters:
+            value = convert(value, instant, connection)
+        return cast("datetime", value)
+
+    with connection.cursor() as cursor:
+        cursor.execute(_GROUPS.format(newest=sql, most=MOST_GROUPS + 1), [*begins, *given])
+        found = cursor.fetchall()
+    groups = [
+        Group(
+            task=task, error=error, hour=int(hour), day=int(day), week=week,
+            newest_at=aware(newest_at), oldest_at=aware(oldest_at),
+        )
+        for task, error, hour, day, week, newest_at, oldest_at, _, _ in found
+    ]  # fmt: skip
+    is_partial = bool(found) and int(found[0][-2]) > MOST_ROWS
+    return groups, aware(found[0][-1]) if is_partial else None

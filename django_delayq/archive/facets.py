@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import QuerySet
+
 from ..models import Final
 from .selection import Selection
 
@@ -27,28 +29,37 @@ class Facets:
     counts: dict[str, Sequence[tuple[str, int]]]
     """The most frequent values of each, with how many rows fit the other filters too."""
     read: int
-    """How many rows were looked at."""
+    """How many rows were looked at, of the topics that the user may see."""
     is_all: bool
     """Whether these are all rows of the period."""
 
 
-def facets_of(selection: Selection) -> Facets | None:
-    """The facets of a selection. None for one of few rows, or by an argument or a key: there
-    nothing has to be narrowed down."""
-    if selection.ids or selection.message_id or selection.key or selection.argument:
-        return None
-    if selection.key_prefix:
-        return None
+def has_facets(selection: Selection) -> bool:
+    """Not one of few rows, or by an argument or a key: there nothing has to be narrowed down."""
+    by_one = selection.ids or selection.message_id or selection.key
+    return not (by_one or selection.argument or selection.key_prefix)
+
+
+def facet_rows(selection: Selection) -> QuerySet[Any, Any]:
+    """What facets_of() counts: the newest rows of the period."""
     period = Selection(
         since=selection.since,
         until=selection.until,
         open=selection.open,  # an index of their own has them
     )
-    newest = list(period.rows().order_by("-finished_at").values(*_COLUMNS)[: NEWEST + 1])
-    rows = [dict(row, error=row["error_class"] or row["reason"]) for row in newest]
-    read, seen = min(len(rows), NEWEST), selection.topics
+    return period.rows().order_by("-finished_at").values_list(*_COLUMNS)[: NEWEST + 1]
+
+
+def facets_of(selection: Selection, newest: Sequence[tuple[Any, ...]]) -> Facets:
+    """The facets of a selection, by what its facet_rows() are."""
+    rows: list[_Row] = [dict(zip(_COLUMNS, row, strict=True)) for row in newest[:NEWEST]]
+    seen = selection.topics
     # Not by the query: rows of a rare topic may be far away.
-    rows = [row for row in rows[:NEWEST] if seen is None or row["topic"] in seen]
+    rows = [
+        dict(row, error=row["error_class"] or row["reason"])
+        for row in rows
+        if seen is None or row["topic"] in seen
+    ]
     conditions = _conditions(selection)
     counts: dict[str, Sequence[tuple[str, int]]] = {}
     for name in ("state", "topic", "task", "error"):
@@ -57,7 +68,7 @@ def facets_of(selection: Selection) -> Facets | None:
             row[name] for row in rows if row[name] and all(fits(row) for fits in others)
         )
         counts[name] = found.most_common(MOST_VALUES)
-    return Facets(counts=counts, read=read, is_all=len(newest) <= NEWEST)
+    return Facets(counts=counts, read=len(rows), is_all=len(newest) <= NEWEST)
 
 
 def _conditions(selection: Selection) -> dict[str, Callable[[_Row], bool]]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from django.db import connections
 from django.db.models import BigIntegerField, ExpressionWrapper, Q, Subquery, Value
@@ -26,6 +27,7 @@ from ..core.exceptions import InvalidMessage
 from ..core.times import epoch_us, stored_ms
 from ..models import ArchivedMessage, Final
 from ..models.functions import Octets
+from ..models.one_statement import Query, read_together
 from ..tasks.redaction import check_search
 from .argument_match import ArgumentMatch
 from .selection import Rows, Selection
@@ -77,6 +79,8 @@ class ArchivePage:
     complete."""
     complete: bool
     """Whether the search came to the end: nothing lies beyond this page."""
+    beside: Sequence[Any] = ()
+    """What was read beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,14 @@ class _WalkedRows:
     stopped_at: datetime | None = None
 
 
+class _Beyond(NamedTuple):
+    """The first row beyond a window."""
+
+    pk: int
+    finished_at: datetime
+    mark: int
+
+
 def page_of(
     selection: Selection,
     *,
@@ -96,14 +108,16 @@ def page_of(
     after: str | None = None,
     size: int = SIZE,
     columns: Sequence[str] = LISTED,
+    beside: Sequence[Query] = (),
 ) -> ArchivePage:
     """The `size` newest rows; the next older ones than the cursor `before`, or the next newer ones
     than `after`.
 
     In the order of finishing, or (all rows or acked ones, without a period) in that of archiving,
-    which is nearly the same. Two short queries at most, four on SQLite. `columns`: the fields to
-    read. Raises InvalidMessage for a cursor that is not of this selection's pages, and for a search
-    for an argument or a key prefix without a period, or for a secret argument.
+    which is nearly the same. Two short queries at most. `columns`: the fields to read. `beside`:
+    queries that the first one reads with it, as read_together() does. Raises InvalidMessage for a
+    cursor that is not of this selection's pages, and for a search for an argument or a key prefix
+    without a period, or for a secret argument.
     """
     reads_rows = selection.argument or selection.key_prefix
     if reads_rows and not (selection.since or selection.until):
@@ -114,7 +128,8 @@ def page_of(
         check_search(selection.argument, selection.task)
     kind = _kind(selection)
     edge = _edge_of(before or after, kind is _ByFinishing)
-    found = kind(selection, columns, upwards=bool(after and not before)).walk(edge, size)
+    walk = kind(selection, columns, beside, upwards=bool(after and not before))
+    found = walk.walk(edge, size)
     rows, beyond = found.rows, _text_of(found.edge)
     if after and not before:
         rows.reverse()
@@ -130,6 +145,7 @@ def page_of(
         newer=newer,
         searched_back_to=found.stopped_at if len(rows) < size else None,
         complete=found.edge is None,
+        beside=walk.found_beside,
     )
 
 
@@ -149,8 +165,17 @@ def every_row(
 class _ArchiveWalk:
     """One page of a selection, upwards or downwards."""
 
-    def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        columns: Sequence[str],
+        beside: Sequence[Query] = (),
+        *,
+        upwards: bool,
+    ) -> None:
         self.selection, self.columns, self.upwards = selection, columns, upwards
+        self.found_beside: Sequence[Any] = ()
+        self._beside = beside
         self.rows: Rows = selection.rows().only("pk", *columns)
         self.table: Rows = ArchivedMessage.objects.using(self.rows.db).only("pk", *columns)
         self.features = connections[self.rows.db].features
@@ -167,7 +192,20 @@ class _ArchiveWalk:
             return Value(_COMMON)
         states = [self.selection.state] if self.selection.state else Final.values
         same = self.table.filter(**{column: name, "state__in": states})
-        return Coalesce(Subquery(same.order_by().values("pk")[RARE : RARE + 1]), Value(_RARE))
+        rare = Subquery(same.order_by().values("pk")[RARE : RARE + 1])
+        return Coalesce(rare, Value(_RARE), output_field=BigIntegerField())
+
+    def read(self, *queries: Query) -> Sequence[Any]:
+        """What these find, in no order. The first time with what is to be read beside them."""
+        found = read_together(*queries, *self._beside)
+        if self._beside:
+            self.found_beside, self._beside = found[len(queries) :], ()
+        return found[: len(queries)]
+
+    def read_rows(self, rows: Rows, limit: int, *others: Query) -> Sequence[Any]:
+        """The first of these rows, in the order of their ids; and what the others find."""
+        read, *found = self.read(rows[:limit], *others)
+        return [sorted(read, key=lambda row: row.pk, reverse=not self.upwards), *found]
 
     def order(self, *names: str) -> list[str]:
         """For order_by."""
@@ -186,7 +224,7 @@ class _Ids(_ArchiveWalk):
         rows, beyond = self._window(start, FIRST_IDS, size + 1)
         if len(rows) <= size and beyond:
             start = self._next_to(beyond)
-            if beyond.mark == _RARE:  # type: ignore[attr-defined]
+            if beyond.mark == _RARE:
                 return self._rest(start, size, rows)
             span = FIRST_IDS * BUDGET / max(monotonic() - begun, 1e-6)
             more, beyond = self._window(start, int(span), size + 1 - len(rows))
@@ -200,11 +238,12 @@ class _Ids(_ArchiveWalk):
     def _rest(self, start: int | None, size: int, rows: list[ArchivedMessage]) -> _WalkedRows:
         """All rows from there on, added to these rows."""
         rest = self._from(self.rows, start).order_by(*self.order("pk"))
-        return _cut([*rows, *rest[: size + 1 - len(rows)]], size, _Ids)
+        (found,) = self.read_rows(rest, size + 1 - len(rows))
+        return _cut([*rows, *found], size, _Ids)
 
     def _window(
         self, start: int | None, span: int, limit: int
-    ) -> tuple[list[ArchivedMessage], ArchivedMessage | None]:
+    ) -> tuple[list[ArchivedMessage], _Beyond | None]:
         """The first rows of the selection among `span` ids, and the first row of the table beyond
         those."""
         if start is None:
@@ -215,33 +254,35 @@ class _Ids(_ArchiveWalk):
         inside, outside = (
             (Q(pk__lte=end), Q(pk__gt=end)) if self.upwards else (Q(pk__gte=end), Q(pk__lt=end))
         )
-        rows = self._from(self.rows, start).filter(inside).annotate(mark=Value(0))
-        beyond = self.table.filter(outside).annotate(mark=self.mark())
-        rows = rows.order_by(*self.order("pk"))[:limit]
-        beyond = beyond.order_by(*self.order("pk"))[:1]
-        # In one query, where the database can: a page may make few of them.
-        together = self.features.supports_slicing_ordering_in_compound
-        found = list(rows.union(beyond, all=True)) if together else [*rows, *beyond]
-        within = [row for row in found if not row.mark]
-        within.sort(key=lambda row: row.pk, reverse=not self.upwards)
-        return within, next((row for row in found if row.mark), None)
+        rows = self._from(self.rows, start).filter(inside).order_by(*self.order("pk"))
+        others = self.table.filter(outside).annotate(mark=self.mark()).order_by(*self.order("pk"))
+        within, beyond = self.read_rows(
+            rows, limit, others.values_list("pk", "finished_at", "mark")[:1]
+        )
+        return within, _Beyond(*beyond[0]) if beyond else None
 
     def _from(self, rows: Rows, start: int | None) -> Rows:
         if start is None:
             return rows
         return rows.filter(pk__gt=start) if self.upwards else rows.filter(pk__lt=start)
 
-    def _next_to(self, row: ArchivedMessage) -> int:
+    def _next_to(self, row: _Beyond) -> int:
         """The edge before which a walk begins with this row."""
-        pk: int = row.pk
-        return pk - 1 if self.upwards else pk + 1
+        return row.pk - 1 if self.upwards else row.pk + 1
 
 
 class _ByFinishing(_ArchiveWalk):
     """In the order of finishing."""
 
-    def __init__(self, selection: Selection, columns: Sequence[str], *, upwards: bool) -> None:
-        super().__init__(selection, columns, upwards=upwards)
+    def __init__(
+        self,
+        selection: Selection,
+        columns: Sequence[str],
+        beside: Sequence[Query] = (),
+        *,
+        upwards: bool,
+    ) -> None:
+        super().__init__(selection, columns, beside, upwards=upwards)
         self.few = _is_few(selection)
         if self.few:
             # The query has to name the condition of the index.
@@ -282,35 +323,40 @@ class _ByFinishing(_ArchiveWalk):
         OFFSET of this many entries of an index. A range of ids would not do, because rows of any id
         may have finished in the period."""
         scope = Selection(since=self.selection.since, until=self.selection.until).rows()
-        count = (
-            self._searchable(scope, edge)
-            if self.selection.argument
-            else FEW_ROWS
-            if self.few
-            else PERIOD_ROWS
-        )
         if self.few:
             scope = scope.exclude(state=Final.ACKED)
-        mark = Value(_COMMON) if self.few or self.selection.argument else self.mark()
-        ends = self._from(scope, edge).order_by(*self.order("finished_at")).annotate(mark=mark)
-        end, mark = next(
-            iter(ends.values_list("finished_at", "mark")[count : count + 1]), (None, _COMMON)
-        )
+        ends = self._from(scope, edge).order_by(*self.order("finished_at"))
+        if self.selection.argument:
+            return self._end_of_searched(ends)
+        count = FEW_ROWS if self.few else PERIOD_ROWS
+        ends = ends.annotate(mark=Value(_COMMON) if self.few else self.mark())
+        (found,) = self.read(ends.values_list("finished_at", "mark")[count : count + 1])
+        end, mark = next(iter(found), (None, _COMMON))
         return None if mark == _RARE else end
 
-    def _searchable(self, scope: Rows, edge: Edge | None) -> int:
-        """How many rows from the edge on may be searched: fewer where their bodies are long."""
-        first = self._from(scope, edge).order_by(*self.order("finished_at"))[:SAMPLE]
+    def _end_of_searched(self, ends: Rows) -> datetime | None:
+        """Where the window of a search in bodies ends: nearer where these are long, as far as its
+        first rows tell."""
+        counts = [SEARCHED_ROWS]
+        while counts[-1] // 2 > SAMPLE:
+            counts.append(counts[-1] // 2)
+        first, *found = self.read(
+            ends.values_list("finished_at", Octets("body"))[: SAMPLE + 1],
+            *(ends.values_list("finished_at")[count : count + 1] for count in counts),
+        )
+        first.sort(reverse=not self.upwards)
         total = 0
-        for number, size in enumerate(first.values_list(Octets("body"), flat=True), 1):
+        for (_, size), (beyond, _) in pairwise(first):
             total += size
             if total > SEARCHED_BYTES:
-                return number
-        return (
-            SEARCHED_ROWS
-            if not total
-            else min(SEARCHED_ROWS, max(SAMPLE, SAMPLE * SEARCHED_BYTES // total))
-        )
+                return cast("datetime", beyond)
+        if len(first) <= SAMPLE:
+            return None
+        most = SAMPLE * SEARCHED_BYTES // max(total, 1)
+        for count, end in zip(counts, found, strict=True):
+            if count <= most:
+                return end[0][0] if end else None
+        return cast("datetime", first[-1][0])
 
     def _from(self, rows: Rows, edge: Edge | None) -> Rows:
         if edge is None:

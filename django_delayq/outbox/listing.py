@@ -3,6 +3,8 @@ pages are keyset pages, for millions of rows."""
 
 from __future__ import annotations
 
+from django.db.models import QuerySet
+
 from ..core.cursors import cursor_of, numbers_of
 from ..core.message import Page
 from ..core.present import readable
@@ -41,5 +43,10 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
 
 def count_outbox(topic: str) -> int:
     """How many rows of a topic wait, up to CAP."""
-    rows = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING).order_by()
-    return int(rows[:CAP].count())
+    return int(counted_rows(topic).count())
+
+
+def counted_rows(topic: str) -> QuerySet[OutboxMessage]:
+    """The waiting rows of a topic that are counted: CAP of them."""
+    rows = OutboxMessage.objects.filter(topic=topic, status=OutboxStatus.WAITING)
+    return rows.order_by()[:CAP]

@@ -8,13 +8,18 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
+
+from django.db.models import Model, QuerySet
 
 from ..core.conf import NAME
 from ..core.times import local, stored, utc
 from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
+from ..models.one_statement import read_together
 from .histogram import Times, decode, merge_histograms
 from .hourly import DAY, HOUR, beginning_of, hour_of, most_frequent
+
+M = TypeVar("M", bound=Model)
 
 #: The periods that one can ask for: their length and their step.
 PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
@@ -96,11 +101,16 @@ def history(period: str, topic: str = "", topics: Collection[str] | None = None)
     last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
     begins = [last - step * n for n in range(length // step - 1, -1, -1)]
     seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
-    days = _of(TaskDay.objects.filter(day__gte=begins[0].date(), **seen), topic)
+    every_day = TaskDay.objects.filter(day__gte=begins[0].date(), **seen)
+    every_hour = TopicHour.objects.filter(hour__gte=stored(begins[0]), **seen)
+    days, hours, names = read_together(
+        _of(every_day, topic),
+        _of(every_hour, topic) if step == HOUR else every_hour.none(),
+        every_day.order_by().values_list("topic").distinct(),
+    )
     by_step: dict[datetime, list[Any]] = defaultdict(list)
     if step == HOUR:
-        hours = TopicHour.objects.filter(hour__gte=stored(begins[0]), **seen)
-        for hour in _of(hours, topic):
+        for hour in hours:
             by_step[hour_of(hour.hour)].append(hour)
     else:
         for day in days:
@@ -124,13 +134,7 @@ def history(period: str, topic: str = "", topics: Collection[str] | None = None)
         steps=[Step(at=begin, figures=figures_of(by_step[begin])) for begin in begins],
         total=figures_of(row for begin in begins for row in by_step[begin]),
         tasks=sorted(tasks, key=lambda task: (-task.figures.messages, task.topic, task.task)),
-        topics=sorted(
-            set(
-                TaskDay.objects.filter(day__gte=begins[0].date(), **seen).values_list(
-                    "topic", flat=True
-                )
-            )
-        ),
+        topics=sorted(name for (name,) in names),
     )
 
 
@@ -160,12 +164,12 @@ def figures_of(rows: Iterable[TopicHour | TaskDay]) -> PeriodFigures:
     )
 
 
-def _of(rows: Any, topic: str) -> list[Any]:
+def _of(rows: QuerySet[M], topic: str) -> QuerySet[M]:
     """The rows of a topic, or of all. A text that cannot be the name of a topic has no rows: some
     databases refuse such a text."""
     if topic and not NAME.match(topic):
-        return []
-    return list(rows.filter(topic=topic) if topic else rows)
+        return rows.none()
+    return rows.filter(topic=topic) if topic else rows
 
 
 # The newest forecast

@@ -190,7 +190,8 @@ def test_only_the_newest_are_counted_and_that_is_told(
 def test_a_flood_of_one_instant_is_counted(now: datetime, monkeypatch: pytest.MonkeyPatch) -> None:
     died(now, 8)
     monkeypatch.setattr(dead_letters, "MOST_ROWS", 4)
-    assert only_group().hour == 8
+    found = grouped()
+    assert (found.groups[0].hour, found.is_partial("hour")) == (5, True)
 
 
 def test_groups_are_cut_off_and_that_is_told(
@@ -218,10 +219,10 @@ def test_all_windows_are_one_query(now: datetime) -> None:
     many(now, 50)
     with CaptureQueriesContext(connection) as queries:
         grouped("orders")
-    assert len(queries) == 4
+    assert len(queries) == 2
     with CaptureQueriesContext(connection) as queries:
         grouped(messages=True)
-    assert len(queries) == 4
+    assert len(queries) == 2
 
 
 def test_a_group_says_when_its_newest_letter_is_a_replay_that_died_again(now: datetime) -> None:
@@ -247,7 +248,7 @@ def test_an_index_serves_every_query(now: datetime) -> None:
         cursor.execute("VACUUM ANALYZE django_delayq_archivedmessage")
     with CaptureQueriesContext(connection) as queries:
         grouped(messages=True)
-    assert len(queries) == 4
+    assert len(queries) == 2
     for query in list(queries):
         plan = plan_of(query["sql"])
         # In so small a table the planner takes any index that begins with finished_at.

@@ -7,20 +7,20 @@ from typing import Any
 
 import msgspec
 from django.contrib import messages
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
 from ...archive.archive_rows import reported_in
-from ...archive.facets import facets_of
+from ...archive.facets import facet_rows, facets_of, has_facets
 from ...archive.row_arguments import read_arguments, visible_arguments
 from ...archive.search import ArchivePage, page_of
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage
 from ...core.task_report import TaskProgress
 from ...models import ArchivedMessage, Final
+from ...models.one_statement import read_together
 from ...operators import operations, recent_actions
 from ...operators.topic_permission import is_visible, permitted_topics
 from ...tasks import registry
@@ -49,16 +49,21 @@ def archive_view(request: HttpRequest) -> HttpResponse:
     """One page of the archive."""
     form, found = ArchiveForm(request.GET, permitted_topics(request.user)), None
     before, after = request.GET.get("before"), request.GET.get("after")
+    # What the page shows beside its rows is read together with them.
+    beside, counts = [seen_entries(request).values_list("pk")[:1]], False
     if _is_permitted(request, form):
+        counts = not before and not after and has_facets(form.selection)
+        beside += [facet_rows(form.selection)] if counts else []
+        selection = limited(request, form.selection)
         try:
-            found = page_of(limited(request, form.selection), before=before, after=after)
+            found = page_of(selection, before=before, after=after, beside=beside)
         except InvalidMessage as error:
             form.add_error(None, str(error))
     context: dict[str, Any] = {
         "form": form,
         "found": found,
         "now": timezone.now(),
-        "unarchivable": seen_entries(request).exists(),
+        "unarchivable": bool(found.beside[0] if found else beside[0]),
     }
     if found:
         selection = form.selection
@@ -71,7 +76,8 @@ def archive_view(request: HttpRequest) -> HttpResponse:
             "went_newer": bool(after and not before),
             "here": request.GET.urlencode(),
         }
-        if not before and not after and (facets := facets_of(limited(request, selection))):
+        if counts:
+            facets = facets_of(limited(request, selection), found.beside[1])
             context |= {"facets": facets, "facet_links": facet_links(facets, request.GET)}
         # A search for an argument cannot be a bulk operation.
         if selection.state in ("", Final.DEAD) and not selection.argument:
@@ -173,23 +179,27 @@ def archived_discard_view(request: HttpRequest, pk: int) -> HttpResponse:
 
 
 def _row(request: HttpRequest, pk: int) -> ArchivedMessage:
-    rows: QuerySet[ArchivedMessage] = ArchivedMessage.objects.filter(pk=pk)
-    topic = rows.values_list("topic", flat=True).first()
-    if topic is not None and is_visible(request.user, topic):
-        enter_topic(request, topic)
-    else:
-        rows = rows.none()
-    row = (rows if may(request, "view_payload") else rows.defer(*_PAYLOAD)).first()
-    if row is None:
+    row: ArchivedMessage | None = ArchivedMessage.objects.filter(pk=pk).first()
+    if row is None or not is_visible(request.user, row.topic):
         raise Http404(
             _("The archive has no row %(pk)s. It was pruned, or it never existed.") % {"pk": pk}
         )
+    enter_topic(request, row.topic)
+    if not may(request, "view_payload"):
+        for name in _PAYLOAD:  # as if it had never been read
+            del row.__dict__[name]
     return row
 
 
 def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None) -> HttpResponse:
-    lives = limited(request, Selection()).rows()
-    lives = lives.filter(message_id=row.message_id).exclude(pk=row.pk)
+    rows = limited(request, Selection()).rows().only("pk", "state", "enqueued_at", "finished_at")
+    lives = rows.filter(message_id=row.message_id).exclude(pk=row.pk).order_by("-enqueued_at")
+    replays = rows.filter(message_id=row.replayed_by, replay_of=row.pk)
+    handled = recent_actions.of_dead_letter(row) if row.replayed_at or row.discarded_at else ()
+    other, ended, *actions = read_together(
+        lives[:_LIVES], replays[:_LIVES] if row.replayed_by else rows.none(), *handled
+    )
+    handled_by = {action.pk: action for found in actions for action in found}
     task = registry.by_name.get(row.task)
     try:
         runs = row.runs
@@ -208,11 +218,10 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
         "max_attempts": row.max_attempts or (task.max_attempts if task else None),
         "is_open": row.state == Final.DEAD and not row.replayed_at and not row.discarded_at,
         "runs": [shown_run(run, may(request, "view_payload")) for run in runs],
-        "handled_by": recent_actions.of_dead_letter(row)
-        if row.replayed_at or row.discarded_at
-        else [],
-        "died_again": _after_replay(request, row),
-        "lives": lives.only("pk", "state", "finished_at").order_by("-enqueued_at")[:_LIVES],
+        "handled_by": [handled_by[pk] for pk in sorted(handled_by, reverse=True)],
+        # How the message that replays this row has ended.
+        "died_again": ended,
+        "lives": sorted(other, key=lambda life: life.enqueued_at, reverse=True),
     }
     if may(request, "view_payload"):
         try:
@@ -231,14 +240,6 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
     return show(
         request, "archived.html", _("Message %(id)s") % {"id": row.message_id.hex}, **context
     )
-
-
-def _after_replay(request: HttpRequest, row: ArchivedMessage) -> list[ArchivedMessage]:
-    """How the message that replays this row has ended."""
-    if row.replayed_by is None:
-        return []
-    rows = limited(request, Selection()).rows().filter(message_id=row.replayed_by)
-    return list(rows.filter(replay_of=row.pk).only("pk", "state", "finished_at")[:_LIVES])
 
 
 def _reported(row: ArchivedMessage) -> dict[str, Any]:

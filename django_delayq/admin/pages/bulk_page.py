@@ -17,6 +17,7 @@ from ...archive.selection import Selection
 from ...core.exceptions import InvalidMessage, NotPermitted, StoreError
 from ...core.present import word
 from ...models import BulkKind, BulkMessage, BulkOperation, BulkStatus
+from ...models.one_statement import read_together
 from ...operators import bulk as service
 from ...operators.bulk_run import MOST_LISTED, PERMISSIONS, decoded
 from ...operators.operations import require
@@ -125,9 +126,12 @@ def _dealt_with(operation: BulkOperation, rows: QuerySet[BulkMessage]) -> QueryS
 def _lists(rows: QuerySet[BulkMessage]) -> dict[str, Any]:
     """The first messages that were changed, and the first that were skipped."""
     rows = rows.order_by("pk")
+    changed, skipped = read_together(
+        rows.filter(skipped="")[:SAMPLE], rows.exclude(skipped="")[:SAMPLE]
+    )
     return {
-        "sample": rows.filter(skipped="")[:SAMPLE],
-        "left_out": rows.exclude(skipped="")[:SAMPLE],
+        "sample": sorted(changed, key=lambda row: row.pk),
+        "left_out": sorted(skipped, key=lambda row: row.pk),
         "most_listed": MOST_LISTED,
     }
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, DeadLetters, grouped
-from ...archive.facets import facets_of
+from ...archive.dead_letters import MOST_GROUPS, MOST_ROWS, WINDOWS, grouped
+from ...archive.facets import facet_rows, facets_of
 from ...archive.selection import Selection
 from ...core.exceptions import InvalidName
 from ...models import Final
@@ -29,25 +30,24 @@ class LinkedCount:
     query: str
 
 
-def _by_topic(request: HttpRequest, found: DeadLetters) -> list[tuple[str, int]]:
-    """The topics of the newest open ones, with how many of them each has."""
-    seen = permitted_topics(request.user)
-    week = Selection(
-        open=True, since=found.since("week"), topics=None if seen is None else tuple(seen)
-    )
-    facets = facets_of(week)
-    return list(facets.counts["topic"]) if facets else []
-
-
 @register_page("dead-letters/", "dead_letters")
 def dead_letters_view(request: HttpRequest) -> HttpResponse:
     """Open dead letters by task and error, with how many died in the last hour, day and week."""
     may_see, topics = may(request, "view_payload"), permitted_topics(request.user)
+    week = Selection(
+        open=True,
+        since=timezone.now() - WINDOWS["week"],
+        topics=None if topics is None else tuple(topics),
+    )
+    refused = seen_entries(request).filter(state=Final.DEAD).values_list("pk")[:1]
+    beside = [refused, facet_rows(week)]
     try:
-        found = grouped(request.GET.get("topic", ""), messages=may_see, topics=topics)
+        found = grouped(
+            request.GET.get("topic", ""), messages=may_see, topics=topics, beside=beside
+        )
     except InvalidName as error:
         messages.error(request, str(error))
-        found = grouped(messages=may_see, topics=topics)
+        found = grouped(messages=may_see, topics=topics, beside=beside)
     windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
     rows = []
     for group in found.groups:
@@ -69,7 +69,7 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         _("Dead letters"),
         refreshed=True,
         found=found,
-        unarchivable=seen_entries(request).filter(state=Final.DEAD).exists(),
+        unarchivable=bool(found.beside[0]),
         totals=[
             LinkedCount(
                 count=found.total(window),
@@ -87,7 +87,8 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         topics=sorted(
             (registry.known_topics() if topics is None else topics) | {found.topic} - {""}
         ),
-        by_topic=_by_topic(request, found),
+        # Of the newest open ones.
+        by_topic=facets_of(week, found.beside[1]).counts["topic"],
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )

@@ -19,8 +19,9 @@ from ...core.conf import get_settings
 from ...core.cursors import cursor_of
 from ...core.exceptions import InvalidMessage, UnknownTopic
 from ...core.message import Page
+from ...models.one_statement import Count, read_together
 from ...operators import operations, recent_actions
-from ...outbox.listing import CAP, count_outbox, list_outbox
+from ...outbox.listing import CAP, counted_rows, list_outbox
 from ...stats import overview, overview_sql
 from ...stats.due_tasks import MOST, tasks_due
 from ...stats.held_messages import read_running
@@ -154,10 +155,18 @@ def _of_database(topic: str) -> dict[str, Any]:
     """What the database has of it: nothing while that is away, and Redis alone is shown."""
 
     try:
-        found = {"outbox": count_outbox(topic), "actions": recent_actions.of_topic(topic)}
+        outbox, actions = read_together(Count(counted_rows(topic)), recent_actions.of_topic(topic))
     except Error as error:
         return {"outbox": None, "database_problem": overview_sql.problem_of(error)}
-    return found
+    return {
+        "outbox": outbox,
+        # For MariaDB and MySQL capital letters do not matter.
+        "actions": [
+            action
+            for action in sorted(actions, key=lambda action: -action.pk)
+            if action.topic == topic
+        ],
+    }
 
 
 @register_action("topics/<str:topic>/pause/", "topic_pause", "pause_topic")

@@ -1,0 +1,81 @@
+"""How many queries each page takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from django_delayq.admin import site
+from django_delayq.models import Dashboard
+from tests.admin.browser import address
+from tests.admin.world import World
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("delayq"),
+    pytest.mark.databases,
+]
+
+#: Queries of one look. Four of them are Django's: the session, the user, and the permissions of the
+#: user and of the groups.
+MOST = 6
+ALL = [codename for codename, _ in Dashboard._meta.permissions]
+#: Without downloads, which record what they send.
+PAGES = {
+    page.name: page
+    for page in site._pages
+    if "GET" in page.methods and not page.name.endswith("_csv")
+}
+#: With filters.
+ASKED: dict[str, list[dict[str, str]]] = {
+    "changelist": [{"sort": "lag"}, {"part": "1"}],
+    "topic": [{"by": "task"}, {"in": "database"}, {"from": "2030-01-01T00:00"}],
+    "message": [{"edit": "1"}],
+    "waiting": [
+        {"topic": "orders"},
+        {"until": "2100-01-01T00:00Z"},
+        {"topic": "orders", "key_prefix": "order:", "count": "all"},
+    ],
+    "dead_letters": [{"topic": "modes"}],
+    "archive": [
+        {"period": "24h"},
+        {"state": "dead"},
+        {"topic": "orders"},
+        {"task": "tests.app.tasks.act"},
+        {"state": "dead", "open": "on", "topic": "modes"},
+        {"q": "args.order_id:1042", "period": "24h"},
+        {"q": "key:order:1042"},
+    ],
+    "archived": [{"edit": "1"}],
+    "statistics": [{"period": "90d"}, {"topic": "orders"}],
+    "bulk_new": [{"kind": kind, "topic": "modes", "open": "on"} for kind in ("replay", "discard")]
+    + [{"kind": "purge", "topic": "orders"}],
+    "schedule": [{"task": "tests.app.tasks.close_order"}],
+    "running": [{"topic": "orders"}],
+    "operator_actions": [{"topic": "orders"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [(name, asked) for name in PAGES for asked in [{}, *ASKED.get(name, [])]],
+    ids=str,
+)
+def test_a_page_takes_few_queries(
+    name: str, asked: dict[str, str], as_user: Callable[..., Client], world: World
+) -> None:
+    world.put_aside()
+    world.die()
+    client = as_user(*ALL)
+    there = address(name, **world.fill(PAGES[name]))
+    client.get(there, asked)  # the figures of all pages are kept for some seconds
+    with CaptureQueriesContext(connection) as queries:
+        answer: Any = client.get(there, asked)
+        b"".join(answer)
+    assert answer.status_code == 200
+    assert len(queries) <= MOST, "\n".join(query["sql"] for query in queries)
