@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from django_delayq.core.exceptions import ConfigurationError
+from django_delayq.core.times import epoch_us
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.job_errors import LakeError, cause
 from django_delayq.pipeline.lake.lake import Lake
@@ -55,6 +56,22 @@ def test_polars_reads_it(lake: Lake) -> None:
         polars.scan_delta(lake.uri).group_by("topic").agg(polars.len(), polars.col("run_ms").sum())
     )
     assert {topic: (count, total) for topic, count, total in found.collect().iter_rows()} == TOPICS
+
+
+def test_the_first_and_the_last_instant_of_all_are_found(tmp_path: Path) -> None:
+    """The statistics of a log have milliseconds, and there is no millisecond after the last one."""
+    import polars
+
+    first, last = (one.replace(tzinfo=timezone.utc) for one in (datetime.min, datetime.max))
+    lake = Lake(tmp_path / "lake")
+    lake.create()
+    lake.append([*rows_of(lake, [1], first), *rows_of(lake, [2], last)], (0, 2))
+    found = polars.scan_delta(lake.uri)
+    at = polars.col("finished_at")
+    for chosen, ids in ((at >= last, [2]), (at <= first, [1]), (at > first, [2]), (at < last, [1])):
+        assert found.filter(chosen).collect()["id"].to_list() == ids
+    assert [str(file.dt) for file in Lake(lake.uri).files()] == ["0001-01-01", "9999-12-31"]
+    assert Lake(lake.uri).files(ids=(1, 2))[0].newest == epoch_us(last) // 1000 * 1000
 
 
 QUERY = "SELECT topic, count(*), sum(run_ms) FROM {} GROUP BY topic"

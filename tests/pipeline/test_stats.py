@@ -18,6 +18,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq.archive.prune import prune
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
+from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Code, LakeError, Refused, cause, code_of
 from django_delayq.pipeline.jobs import Start, run_job
@@ -453,6 +454,21 @@ def test_the_report_has_a_line_for_each_topic(export_now: Run, stats_now: Run) -
                     "run_p50_ms": None, "run_p99_ms": None}  # fmt: skip
     assert (orders["messages"], orders["dead"], orders["run_p99_ms"]) == (100, 1, 100.0)
     assert orders["late_p50_ms"] == orders["late_p99_ms"] == pytest.approx(8, rel=0.032)
+
+
+def test_rows_of_the_first_and_the_last_instants_stop_no_job(
+    export_now: Run, stats_now: Run, spark: Any, parameters: Any
+) -> None:
+    first = datetime(1000, 1, 1, 1, tzinfo=timezone.utc)
+    last = datetime.max.replace(tzinfo=timezone.utc)
+    make_rows(4, finished_at=lambda n: (first, last)[n % 2])
+    for _ in range(2):
+        report = export_now(batch=1)
+        assert (report.code, report.problems) == (Code.DONE, [])
+    stats_now()
+    assert (by_hour(), by_day()) == ({first: 2}, {first.date(): 2})
+    assert audit.run(spark, parameters(job={"pause": 0}), ignore).code == Code.DONE
+    assert audit.run(spark, parameters(since=NOON.isoformat(), job={"pause": 0}), ignore).code == 0
 
 
 # How the lake is read
