@@ -175,7 +175,7 @@ class ArgumentsForm(forms.Form):
         ]
         content = write_json([shown, self.layout.by_position, self._true.given])
         # Keyed: nobody can try values of a hidden argument.
-        return salted_hmac("django_delayq.shape", content).hexdigest()[:24]
+        return salted_hmac("django_delayq.shape", content, algorithm="sha256").hexdigest()[:24]
 
 
 def _help(parameter: Parameter) -> str:
