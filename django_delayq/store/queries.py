@@ -64,6 +64,8 @@ class PartitionStats(NamedTuple):
     meta: dict[str, str]
     held: int = 0
     """How many of those that are ready wait for the limit of their key."""
+    unarchived_s: float = 0.0
+    """How long ago the oldest message ended that waits for the archiver, in seconds; 0: none."""
 
 
 class TopicSample(NamedTuple):
@@ -284,13 +286,6 @@ class Queries:
         )
         return name.decode() if name else f"code:{code.hex()}"
 
-    def oldest_finished(self, partitions: Sequence[Partition]) -> Sequence[float]:
-        """How many seconds ago the oldest message ended that waits for the archiver, for each
-        partition; 0 where none waits. One round trip."""
-        reads = [Read("oldest_finished", partition) for partition in partitions]
-        answers = self._client.read_all(reads) if reads else []
-        return [max(0.0, (optional(age_ms) or 0) / 1000) for age_ms in answers]
-
     def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
         """The counters of each partition for a sweep: one cheap command each, in one round trip."""
         prefix = self._client.prefix
@@ -355,12 +350,14 @@ class Queries:
 
 
 def _stats(answer: Sequence[Any]) -> PartitionStats:
-    now_us, waiting, ready, leased, finished, next_due, meta, held = answer
+    now_us, waiting, ready, leased, finished, next_due, meta, held, age_ms = answer
     fields = {
         name: value.decode() for name, value in zip(_META, meta, strict=True) if value is not None
     }
+    unarchived_s = max(0.0, (optional(age_ms) or 0) / 1000)
+    due_ms = optional(next_due)
     return PartitionStats(
-        now_us / 1000, waiting, ready, leased, finished, optional(next_due), fields, held
+        now_us / 1000, waiting, ready, leased, finished, due_ms, fields, held, unarchived_s
     )
 
 

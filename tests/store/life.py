@@ -115,7 +115,6 @@ def looking(store: RedisStore) -> Iterator[Callable[[], Any]]:
     """What changes no message."""
     yield lambda: store.queries.stats(PARTITION)
     yield lambda: store.queries.all_stats([PARTITION])
-    yield lambda: store.queries.oldest_finished([PARTITION])
     yield lambda: store.queries.holders([(PARTITION, 5)])
     yield lambda: store.topics.pause("orders", "{}")
     yield lambda: store.topics.pause("orders", "{}", 9_000_000_000_000)

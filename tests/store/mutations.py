@@ -435,6 +435,7 @@ MUTATIONS = [
     Mutation("reclaim", "make_room(ids, ids, records, moves)\n", ""),
     Mutation("list", "base + tonumber(after_due)", "base"),
     Mutation("stats", "ready + held", "ready"),
+    Mutation("stats", "NOW - tonumber(string.match(oldest", "tonumber(string.match(oldest"),
     Mutation("forecast", "if holding then", "if false then"),
     # Looking
     Mutation("list", "<= hex(after_id)", "< hex(after_id)"),

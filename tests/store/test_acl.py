@@ -89,7 +89,6 @@ def viewing(store: RedisStore) -> Calls:
     yield lambda: store.queries.list(PARTITION, 1, (1, b""), 5)
     yield lambda: store.queries.stats(PARTITION)
     yield lambda: store.queries.all_stats([PARTITION])
-    yield lambda: store.queries.oldest_finished([PARTITION])
     yield lambda: store.queries.count_leased([PARTITION])
     yield lambda: store.queries.holders([(PARTITION, 5)])
     yield lambda: store.queries.durable_status(PARTITION, [(new_id(), STAMP)])

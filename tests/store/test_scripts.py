@@ -40,7 +40,6 @@ READING = {
     "holders",
     "leased_under",
     "list",
-    "oldest_finished",
     "stats",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from django_delayq.core.message import Priority
 from django_delayq.store.store import RedisStore
 from tests.store.factories import (
@@ -18,7 +20,7 @@ from tests.store.factories import (
 
 def test_an_empty_partition_counts_nothing(store: RedisStore) -> None:
     stats = store.queries.stats(PARTITION)
-    assert stats[1:] == (0, 0, 0, 0, None, {}, 0)
+    assert stats[1:] == (0, 0, 0, 0, None, {}, 0, 0)
 
 
 def test_the_counts_come_from_the_structures(store: RedisStore) -> None:
@@ -35,6 +37,18 @@ def test_the_next_due_time_is_the_head_of_all_lanes(store: RedisStore) -> None:
     enqueue(store, priority=Priority.HIGH, when="9000")
     enqueue(store, priority=Priority.LOW, when="8000")
     assert store.queries.stats(PARTITION).next_due_ms == 8000
+
+
+def test_the_age_is_that_of_the_oldest_that_is_not_archived(store: RedisStore) -> None:
+    clock = [store.clock_ms()]
+    for _ in range(2):
+        enqueue(store, when=LATER)
+        store.cancel_in(PARTITION, [next(iter(dump(store)["normal"]))])
+        clock.append(store.clock_ms())
+        time.sleep(0.005)
+    stats = store.queries.stats(PARTITION)
+    # An entry has the millisecond in which it was written.
+    assert clock[0] - 1 <= stats.now_ms - stats.unarchived_s * 1000 <= clock[1] + 1
 
 
 def test_the_clock_is_that_of_redis(store: RedisStore) -> None:

@@ -3,7 +3,7 @@
 -- KEYS: the partition (shared/partition.lua). Shared: finish, wake, due.
 -- ARGV: none.
 -- Returns: now in us, waiting, ready, leased, finished stream length, next due in ms or '', {paused and the counters},
---   how many of those that are ready a limit holds back.
+--   how many of those that are ready a limit holds back, how long ago (ms) the oldest ended that is not archived, or ''.
 local waiting, ready, held, earliest = 0, 0, 0, next_due()
 for _, lane in ipairs(LANES) do
   waiting = waiting + redis.call('ZCARD', lane)
@@ -16,6 +16,7 @@ for _, lane in ipairs(LANES) do
     if earliest == '' or first < earliest then earliest = first end
   end
 end
+local oldest = redis.call('XRANGE', FINISHED, '-', '+', 'COUNT', 1)[1]
 return {NOW_US, waiting, ready + held, redis.call('ZCARD', LEASED), redis.call('XLEN', FINISHED), earliest,
   redis.call('HMGET', META, 'paused', 'wakeups', 'enqueued', 'acked', 'retried', 'dead', 'cancelled',
-    'expired', 'reclaimed'), held}
+    'expired', 'reclaimed'), held, oldest and NOW - tonumber(string.match(oldest[1], '^%d+')) or ''}
