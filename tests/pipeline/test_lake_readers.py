@@ -15,7 +15,7 @@ from django_delayq.pipeline import schemas
 from django_delayq.pipeline.job_errors import LakeError, cause
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import LakeReader, read_lake
-from tests.pipeline.lakes import add, rows_of
+from tests.pipeline.lakes import add, ids_in, rows_of
 
 DAY = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 TOPICS = {"orders": (30, 45.0), "mail": (20, 30.0)}
@@ -150,3 +150,24 @@ def test_a_consumer_reads_what_came_since_its_version(lake: Lake) -> None:
     assert sorted((row["id"], row["_change_type"]) for row in rows) == [
         (pk, "insert") for pk in range(51, 56)
     ]
+
+
+def test_a_consumer_that_mirrors_the_lake_follows_repairs_and_retention(lake: Lake) -> None:
+    from deltalake import DeltaTable
+
+    whole = DeltaTable(lake.uri).to_pyarrow_table(columns=["id", "run_ms"]).to_pylist()
+    mirror = {row["id"]: row["run_ms"] for row in whole}
+    version = lake.version
+    repaired = next(file for file in lake.files() if file.lowest == 11)
+    lake.replace("repair", [repaired], rows_of(lake, range(11, 20), DAY, run_ms=7.0))
+    lake.retain((DAY + timedelta(days=1)).date())
+    add(lake, 5, DAY + timedelta(days=3))
+    changes = pa.table(DeltaTable(lake.uri).load_cdf(starting_version=version + 1).read_all())
+    found = changes.to_pylist()
+    # Version after version; of one id, `delete` comes before `insert`.
+    for row in sorted(found, key=lambda row: (row["_commit_version"], row["_change_type"])):
+        if row["_change_type"] == "delete":
+            mirror.pop(row["id"])
+        else:
+            mirror[row["id"]] = row["run_ms"]
+    assert sorted(mirror) == ids_in(lake)
