@@ -44,7 +44,7 @@ def main(start, *jobs):
     session.prepare(spark)  # the formats, too, come from there
     for name, params in every:
         try:
-            report = run(name, spark, params, lambda line: print(line, file=sys.stderr))
+            report = run(name, spark, params, lambda line, *counts: print(line, file=sys.stderr))
             print(rendering.as_text(report), file=sys.stderr)
             print(json.dumps(json.loads(rendering.as_json(report))), flush=True)
         except Exception:
