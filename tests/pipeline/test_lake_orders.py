@@ -33,7 +33,7 @@ from tests.hands import together
 from tests.pipeline.lakes import ids_in
 from tests.pipeline.rows import make_rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.databases]
+pytestmark = pytest.mark.spark
 
 ANNA = "anna@example.org"
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -170,6 +170,7 @@ def on_s3(spark: Any, parameters: Any, bucket: dict[str, str], tmp_path: Path) -
         yield found
 
 
+@pytest.mark.databases
 @pytest.mark.parametrize("first", ["export", pytest.param("repair", marks=pytest.mark.long)])
 def test_two_steps_of_a_kind(world: World, first: str) -> None:
     world.run([first, first])
@@ -192,7 +193,7 @@ def test_all_orders_of_three(world: World, first: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", ["export", "repair", "erase"])
 def test_orders_of_two_on_s3(on_s3: World, first: str) -> None:
     for second in STEPS:
