@@ -397,7 +397,8 @@ def kill_after(mover: StoreMover, step: str, way: str) -> None:
         mover._replicate()
     if step == "begun":
         return
-    move = mover.freeze(0.2 if step != "decided" else 60)
+    # Of a freeze that is to pass; long enough for what comes before its step.
+    move = mover.freeze({"frozen": 0.2, "copied": 1.0}.get(step, 60))
     if step == "frozen":
         return
     (mover._copy if way == "copy" else mover._promote)(move)
