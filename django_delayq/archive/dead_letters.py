@@ -137,12 +137,14 @@ def grouped(
     # instant.
     newest = rows.filter(finished_at__in={group.newest_at for group in groups})
     newest = newest.annotate(text=Left("error_message", MESSAGE_LENGTH) if messages else Value(""))
-    older, said, *others = read_together(
+    older, rows_of_groups, *others = read_together(
         Count(rows.filter(finished_at__lt=at - WINDOWS["week"]).order_by()[:MOST_OLDER]),
         newest.values_list("task", "error", "finished_at", "text", "replay_of")[: 10 * MOST_GROUPS],
         *beside,
     )
-    of_group = {tuple(group): (text, replay_of is not None) for *group, text, replay_of in said}
+    of_group = {
+        tuple(group): (text, replay_of is not None) for *group, text, replay_of in rows_of_groups
+    }
     for number, group in enumerate(groups):
         text, died_again = of_group.get((group.task, group.error, group.newest_at), ("", False))
         groups[number] = replace(group, message=text, died_again=died_again)

@@ -274,15 +274,8 @@ class _Ids(_ArchiveWalk):
 class _ByFinishing(_ArchiveWalk):
     """In the order of finishing."""
 
-    def __init__(
-        self,
-        selection: Selection,
-        columns: Sequence[str],
-        beside: Sequence[Query] = (),
-        *,
-        upwards: bool,
-    ) -> None:
-        super().__init__(selection, columns, beside, upwards=upwards)
+    def __init__(self, selection: Selection, *given: Any, upwards: bool) -> None:
+        super().__init__(selection, *given, upwards=upwards)
         self.few = _is_few(selection)
         if self.few:
             # The query has to name the condition of the index.

@@ -1,4 +1,4 @@
-"""How services reach the database of DELAYQ, which may be away."""
+"""How services reach the database of DELAYQ, which may be away, and write many rows to it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class _JoinedQuery:
         """The columns of the statement that it uses, of its own kinds. New ones are added."""
         taken: list[int] = []
         for kind in self.columns.values():
-            free = (at for at, one in enumerate(kinds) if one == kind and at not in taken)
+            free = (at for at, known in enumerate(kinds) if known == kind and at not in taken)
             at = next(free, len(kinds))
             if at == len(kinds):
                 kinds.append(kind)
@@ -58,7 +58,7 @@ class _JoinedQuery:
         if self.model is None:
             return list(found)
         names = [expression.target.attname for expression, _, _ in self.compiler.select]
-        return [self.model.from_db(self.compiler.using, names, one) for one in found]
+        return [self.model.from_db(self.compiler.using, names, values) for values in found]
 
 
 def _kind(field: Any, connection: Any) -> Kind:
@@ -70,9 +70,10 @@ def read_together(*queries: Query) -> list[Any]:
     values_list(). For a Count the number. All of them are of one database."""
     if not queries:
         return []
-    using = next(one.rows if isinstance(one, Count) else one for one in queries).db
+    first = queries[0]
+    using = (first.rows if isinstance(first, Count) else first).db
     connection = connections[using]
-    parts, kinds = [_JoinedQuery(one, using) for one in queries], list[Kind]()
+    parts, kinds = [_JoinedQuery(query, using) for query in queries], list[Kind]()
     places = [part.places(kinds) for part in parts]
     # The others know the type of a NULL by the other rows, except MariaDB of unsigned numbers.
     is_strict = connection.vendor == "postgresql"
@@ -88,7 +89,8 @@ def read_together(*queries: Query) -> list[Any]:
         selects.append(f"SELECT {number}, {', '.join(values)} FROM ({part.sql}) AS part{number}")
     rows: list[list[list[Any]]] = [[] for _ in parts]
     with connection.cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(selects), [one for part in parts for one in part.params])
+        params = [param for part in parts for param in part.params]
+        cursor.execute(" UNION ALL ".join(selects), params)
         for number, *row in cursor.fetchall():
             rows[number].append([row[at] for at in places[number]])
     return [part.answer(found) for part, found in zip(parts, rows, strict=True)]

@@ -103,6 +103,7 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
     check_params(name, params)  # before Java takes its seconds
+    # Few projects use it, and the others do not load it.
     if not any(variable.startswith("OPENLINEAGE") for variable in os.environ):
         return _run_in_session(name, params, start, tell)
     from .lineage import lineage_of

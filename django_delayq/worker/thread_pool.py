@@ -32,7 +32,7 @@ HELD_UP = 0.25
 #: A thread without work keeps its database connections for so many seconds, also with the usual
 #: CONN_MAX_AGE of 0. The threads of a busy worker wait a moment again and again: eight of them
 #: connected 480 times for 12,000 tasks with one UPDATE, and a connection costs four such tasks.
-KEPT = 1.0
+CONNECTIONS_KEPT = 1.0
 
 
 class _HasClaimTime(Protocol):
@@ -196,7 +196,7 @@ class ThreadPool(Generic[W]):
         costs the worker.
         """
         try:
-            going_on = self._wake.get(timeout=KEPT)
+            going_on = self._wake.get(timeout=CONNECTIONS_KEPT)
             renew_all()
         except Empty:
             close_broken()

@@ -331,15 +331,17 @@ def added_up(batches: Iterable[pa.RecordBatch], most_errors: int) -> Batches:
 def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """About ADDED aggregates at a time. None of them is of an hour, or a day, that goes on."""
     kept: list[pa.RecordBatch] = []
+    rows = 0
     for batch in batches:
         kept.append(batch)
-        if sum(part.num_rows for part in kept) >= ADDED:
+        rows += batch.num_rows
+        if rows >= ADDED:
             table = pa.Table.from_batches(kept)
             last = [pc.equal(table[name], table[name][-1]) for name in ("unit", "at")]
             begin = pc.index(pc.and_(*last), True).as_py()
             if begin:
                 yield table.slice(0, begin)
-                kept = table.slice(begin).to_batches()
+                kept, rows = table.slice(begin).to_batches(), rows - begin
     if kept:
         yield pa.Table.from_batches(kept)
 

@@ -79,7 +79,7 @@ class Input(NamedTuple):
     """What one run computes."""
 
     rows: Iterable[Mapping[str, Any]]
-    """Those of aggregates.SPANS, in the order of their units and times."""
+    """Those of aggregates.SPANS; all rows of an hour, or a day, follow each other."""
     span: Period
     counted: Mapping[int, int | None] = {}
     """Batches of the lake whose hours and days are all computed: id -> version."""
