@@ -51,7 +51,7 @@ ROUND = 4
 #: Failures in a row of the same batch, with a database that answers, before the archiver searches
 #: for the bad entry.
 PATIENCE = 3
-#: Seconds between two searches for entries that dead archivers have left.
+#: Seconds until the next search for entries that dead archivers have left, when one found none.
 TAKE_OVER_INTERVAL = 5.0
 #: Seconds after which a new topic is noticed.
 PARTITIONS_REFRESH = 10.0
@@ -92,7 +92,7 @@ class Archiver(Service):
         self._began_at = 0.0
         self._known: set[Partition] = set()
         self._learned_at = 0.0
-        self._took_over_at: dict[Partition, float] = {}
+        self._take_over_at: dict[Partition, float] = {}
         self._down_since = 0.0
         self.archived = 0
         self.waiting = 0
@@ -170,13 +170,16 @@ class Archiver(Service):
                 self._store, partition, self._consumer
             )
         now, portion = time.monotonic(), self._held.get(partition, Portion([]))
-        took_over_at = self._took_over_at.get(partition, -TAKE_OVER_INTERVAL)
-        if not portion.entries and now - took_over_at >= TAKE_OVER_INTERVAL:
-            self._took_over_at[partition] = now
+        if not portion.entries and now >= self._take_over_at.get(partition, 0.0):
+            # While there are some, the next round takes more: a dead archiver may leave thousands.
             portion = Portion(stream.take_over())
+            if not portion.entries:
+                self._take_over_at[partition] = now + TAKE_OVER_INTERVAL
         if not portion.entries:
             portion = Portion(stream.read())
-        if waiting > len(portion.entries) and not self._tasks_run():
+        # While the database is away nothing is read ahead: each failure would leave it to be taken
+        # over.
+        if waiting > len(portion.entries) and not self.lagging and not self._tasks_run():
             return self._archive_backlog(stream, portion)
         done = self._insert(partition, portion) if portion.entries else []
         if done:

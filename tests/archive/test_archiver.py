@@ -138,6 +138,36 @@ def test_a_database_that_goes_away_in_a_backlog_loses_nothing(
     assert (len(rows()), hands.left()) == (50, {DEFAULT: 0})
 
 
+def test_a_database_that_is_away_for_long_leaves_no_backlog_to_be_taken_over(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    monkeypatch.setattr(finished, "TAKE_OVER_AFTER_MS", 60_000)
+    monkeypatch.setattr(module, "BATCHES", 1)
+    finish(hands, 100)
+    with database_away():
+        for _ in range(8):
+            with pytest.raises(ArchiveUnavailable):
+                hands.archiver.run_once()
+    for _ in range(9):
+        hands.archiver._began_at = 0.0
+        hands.archiver.run_once()
+    assert len(rows()) == 90  # the last 10 were read ahead when the database went away
+
+
+def test_all_that_a_dead_archiver_has_left_is_taken_over_without_a_rest(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished, "BATCH", 10)
+    monkeypatch.setattr(module, "TAKE_OVER_INTERVAL", 60.0)
+    finish(hands, 60)
+    assert len(FinishedStream(hands.store, DEFAULT, "dead").read(6)) == 60
+    for _ in range(6):
+        hands.archiver._began_at = 0.0
+        hands.archiver.run_once()
+    assert (len(rows()), hands.left()) == (60, {DEFAULT: 0})
+
+
 def test_a_crash_between_commit_and_removal_makes_no_second_row(hands: Hands) -> None:
     finish(hands, 3, durable=True)
     stream = FinishedStream(hands.store, DEFAULT, "killed")
