@@ -22,8 +22,8 @@ _META = ("paused", "wakeups", *COUNTERS)
 #: What a limit holds back has this added to its due time (lua/shared/partition.lua).
 HELD_MS = 2**48
 
-#: The fields of `meta` that a sweep reads.
-_SWEPT = ("wakeups", *Final.values)
+#: The fields of `meta` that counters() reads.
+_COUNTED = ("wakeups", "enqueued", *Final.values)
 
 
 class Life(NamedTuple):
@@ -44,10 +44,12 @@ class HeldLease(NamedTuple):
     """Says who claimed it and when (lease.py). Only from holders()."""
 
 
-class SweepCounters(NamedTuple):
-    """The counters that a sweep compares with its last reading of a partition."""
+class Counters(NamedTuple):
+    """What is compared with the last reading of a partition. As long as they are the same and
+    nothing is due or leased, as much waits as before."""
 
     wakeups: int
+    enqueued: int
     ended: int
     """Messages that have ended."""
 
@@ -286,16 +288,16 @@ class Queries:
         )
         return name.decode() if name else f"code:{code.hex()}"
 
-    def counters(self, partitions: Sequence[Partition]) -> Sequence[SweepCounters]:
-        """The counters of each partition for a sweep: one cheap command each, in one round trip."""
+    def counters(self, partitions: Sequence[Partition]) -> Sequence[Counters]:
+        """The counters of each partition: one cheap command each, in one round trip."""
         prefix = self._client.prefix
         reads = [
-            Read("HMGET", None, (keys.meta_key(prefix, partition), *_SWEPT))
+            Read("HMGET", None, (keys.meta_key(prefix, partition), *_COUNTED))
             for partition in partitions
         ]
         return [
-            SweepCounters(int(wakeups or 0), sum(int(end or 0) for end in ends))
-            for wakeups, *ends in self._client.read_all(reads)
+            Counters(int(wakeups or 0), int(enqueued or 0), sum(int(end or 0) for end in ends))
+            for wakeups, enqueued, *ends in self._client.read_all(reads)
         ]
 
     def heads(self, partitions: Sequence[Partition]) -> Sequence[float | None]:

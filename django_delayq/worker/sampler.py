@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from ..core.message import Final
 from ..core.service import Service
-from ..store.queries import PartitionStats, lag_of
+from ..store.keys import Partition
+from ..store.queries import Counters, PartitionStats, lag_of
 from ..store.store import RedisStore
 from ..store.workers import SAMPLE_MS
 
@@ -28,6 +28,7 @@ class Sampler(Service):
         """In how many minutes this worker tries once. Not known until it has met the others."""
         self._minutes = math.inf
         """Since it has tried."""
+        self._known: dict[Partition, _Figures] = {}
 
     def run_once(self) -> float:
         """Take the sample of this minute, unless somebody has, or it is for others to do."""
@@ -36,20 +37,53 @@ class Sampler(Service):
             return self.interval
         self._minutes = 0
         if self._store.workers.acquire_lock("sample", SAMPLE_MS - 5_000):
-            partitions = self._store.topics.used_partitions()
-            parts: dict[str, list[PartitionStats]] = defaultdict(list)
-            found = self._store.queries.all_stats(partitions)
-            for partition, stats in zip(partitions, found, strict=True):
-                parts[partition.topic].append(stats)
+            self._look(self._store.topics.used_partitions())
+            parts: dict[str, list[_Figures]] = defaultdict(list)
+            for partition, figures in self._known.items():
+                parts[partition.topic].append(figures)
             topics = {topic: sample_of(of_topic) for topic, of_topic in parts.items()}
             self._store.workers.add_sample(int(self._store.clock_ms()), topics)
         return self.interval
 
+    def _look(self, partitions: Sequence[Partition]) -> None:
+        """Read those in which something may have happened. One that is idle costs a command in
+        place of a script with 16: for 1,000 of them that is 17 commands a second, and not 280."""
+        counters = self._store.queries.counters(partitions)
+        known, now_ms = self._known, self._store.clock_ms()
+        self._known, moved = {}, []
+        for partition, found in zip(partitions, counters, strict=True):
+            figures = known.get(partition)
+            if figures and figures.counters == found and now_ms < figures.until_ms:
+                self._known[partition] = figures
+            else:
+                moved.append((partition, found))
+        # Read after the counters: what happens in between is another count in the next minute.
+        for (partition, found), stats in zip(
+            moved, self._store.queries.all_stats([one for one, _ in moved]), strict=True
+        ):
+            self._known[partition] = _figures_of(found, stats)
 
-def sample_of(parts: list[PartitionStats]) -> dict[str, Any]:
+
+class _Figures(NamedTuple):
+    """A partition at the last sample."""
+
+    counters: Counters
+    waiting: int
+    lag: float
+    until_ms: float
+    """Until then they change only with the counters."""
+
+
+def _figures_of(counters: Counters, stats: PartitionStats) -> _Figures:
+    due_ms = stats.next_due_ms
+    until_ms = 0.0 if stats.leased else math.inf if due_ms is None else due_ms
+    return _Figures(counters, stats.waiting, lag_of([stats]), until_ms)
+
+
+def sample_of(parts: Sequence[_Figures]) -> dict[str, Any]:
     """Of the partitions of one topic: finished so far (a counter), waiting, lag in seconds."""
     return {
-        "finished": sum(int(part.meta.get(name, 0)) for part in parts for name in Final.values),
+        "finished": sum(part.counters.ended for part in parts),
         "waiting": sum(part.waiting for part in parts),
-        "lag": lag_of(parts),
+        "lag": max(part.lag for part in parts),
     }

@@ -243,4 +243,4 @@ def test_a_full_redis_can_be_drained_by_resuming(store: RedisStore, server: Serv
 
 
 def _wakeups(store: RedisStore, partitions: list[Partition]) -> list[Any]:
-    return [count for count, _ in store.queries.counters(partitions)]
+    return [found.wakeups for found in store.queries.counters(partitions)]

@@ -136,5 +136,5 @@ def test_a_sweep_counts_what_has_ended_in_every_way(store: RedisStore) -> None:
     store.cancel_in(PARTITION, [enqueue(store)])
     enqueue(store, when="1000", expires="+1")
     store.claim(PARTITION, 1)
-    assert store.queries.counters([PARTITION]) == [(wakeups(store), 4)]
+    assert store.queries.counters([PARTITION]) == [(wakeups(store), 4, 4)]
     assert len(ends(store)) == 4

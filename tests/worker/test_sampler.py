@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.worker.sampler import Sampler
 from tests.app.tasks import crowd, record
+from tests.hands import lose_redis
 from tests.worker.moving import LONG_AGO
 
 DEFAULT = Partition("default", 0)
@@ -109,3 +111,68 @@ def test_counters_go_on_from_sample_to_sample(sampler: Sampler, delayq: RedisSto
         next_minute(delayq)
         sampler.run_once()
     assert [sample["topics"]["default"]["finished"] for sample in samples(delayq)] == [1, 2, 3]
+
+
+def test_a_topic_in_which_nothing_happens_is_not_read_again(
+    sampler: Sampler, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.using(delay=3600).enqueue(1)
+    crowd.using(delay=3600).enqueue(1)
+    sampler.run_once()
+    read: list[Partition] = []
+    all_stats = delayq.queries.all_stats
+    monkeypatch.setattr(
+        delayq.queries, "all_stats", lambda asked: read.extend(asked) or all_stats(asked)
+    )
+    crowd.using(delay=7200).enqueue(2)
+    next_minute(delayq)
+    sampler.run_once()
+    assert {partition.topic for partition in read} == {"crowd"}
+    first, second = samples(delayq)
+    assert first["topics"]["default"] == second["topics"]["default"]
+    assert second["topics"]["crowd"]["waiting"] == 2
+
+
+def happenings(store: RedisStore) -> Iterator[str]:
+    """All that changes what waits in a topic, each after the word for it."""
+    yield "nothing yet"
+    handles = [record.using(delay=3600 + n).enqueue(n) for n in range(4)]
+    yield "enqueued"
+    record.using(delay=9999).enqueue(9)
+    yield "enqueued behind the others"
+    handles[0].cancel()
+    yield "cancelled"
+    handles[3].reschedule(delay=9000)
+    yield "rescheduled"
+    record.using(due_at=LONG_AGO).enqueue_many([(n,) for n in range(6)])
+    yield "due"
+    back, later, dead, acked, *_ = store.claim(DEFAULT, 5).leases
+    yield "claimed"
+    store.release(DEFAULT, [back])
+    yield "released"
+    store.nack(DEFAULT, [(later, 60_000, False, b"{}")])
+    yield "to be tried again"
+    store.nack(DEFAULT, [(dead, None, True, b"{}")])
+    store.ack(DEFAULT, [(acked, b"{}")])
+    yield "ended"
+    store.purge(DEFAULT)
+    yield "purged"
+    lose_redis(store)
+    yield "lost"
+    record.using(delay=60).enqueue(1)
+    yield "begun again"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whatever_happens_is_in_the_next_sample(delayq: RedisStore) -> None:
+    """Beside a sampler that knows nothing of the minute before."""
+    usual = Sampler(delayq)
+    for happening in happenings(delayq):
+        for one in (usual, Sampler(delayq)):
+            next_minute(delayq)
+            one.run_once()
+        seen, new = (sample["topics"] for sample in samples(delayq)[-2:])
+        for topics in (seen, new):
+            for topic in topics.values():
+                topic["lag"] = round(topic["lag"] / 100)  # the two did not look at one instant
+        assert seen == new, happening
