@@ -28,7 +28,7 @@ class Sampler(Service):
         """In how many minutes this worker tries once. Not known until it has met the others."""
         self._minutes = math.inf
         """Since it has tried."""
-        self._known: dict[Partition, _Figures] = {}
+        self._known: dict[Partition, _PartitionFigures] = {}
 
     def run_once(self) -> float:
         """Take the sample of this minute, unless somebody has, or it is for others to do."""
@@ -38,7 +38,7 @@ class Sampler(Service):
         self._minutes = 0
         if self._store.workers.acquire_lock("sample", SAMPLE_MS - 5_000):
             self._look(self._store.topics.used_partitions())
-            parts: dict[str, list[_Figures]] = defaultdict(list)
+            parts: dict[str, list[_PartitionFigures]] = defaultdict(list)
             for partition, figures in self._known.items():
                 parts[partition.topic].append(figures)
             topics = {topic: sample_of(of_topic) for topic, of_topic in parts.items()}
@@ -64,7 +64,7 @@ class Sampler(Service):
             self._known[partition] = _figures_of(found, stats)
 
 
-class _Figures(NamedTuple):
+class _PartitionFigures(NamedTuple):
     """A partition at the last sample."""
 
     counters: Counters
@@ -74,13 +74,13 @@ class _Figures(NamedTuple):
     """Until then they change only with the counters."""
 
 
-def _figures_of(counters: Counters, stats: PartitionStats) -> _Figures:
+def _figures_of(counters: Counters, stats: PartitionStats) -> _PartitionFigures:
     due_ms = stats.next_due_ms
     until_ms = 0.0 if stats.leased else math.inf if due_ms is None else due_ms
-    return _Figures(counters, stats.waiting, lag_of([stats]), until_ms)
+    return _PartitionFigures(counters, stats.waiting, lag_of([stats]), until_ms)
 
 
-def sample_of(parts: Sequence[_Figures]) -> dict[str, Any]:
+def sample_of(parts: Sequence[_PartitionFigures]) -> dict[str, Any]:
     """Of the partitions of one topic: finished so far (a counter), waiting, lag in seconds."""
     return {
         "finished": sum(part.counters.ended for part in parts),

@@ -467,7 +467,10 @@ def test_worker_takes_samples(work: Work, delayq: RedisStore) -> None:
     work()
     (sample,) = eventually(lambda: delayq.queries.snapshot((), (), 5).samples)
     assert sample["waiting"] == 1
-    ((of_topic,),) = delayq.queries.topic_samples(["default"], 5)
+    # That of the topic follows a moment later.
+    ((of_topic,),) = eventually(
+        lambda: any(found := delayq.queries.topic_samples(["default"], 5)) and found
+    )
     assert of_topic.waiting == 1
 
 
