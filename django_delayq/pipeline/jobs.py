@@ -104,13 +104,24 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
     """
     check_params(name, params)  # before Java takes its seconds
     # Few projects use it, and the others do not load it.
-    if not any(variable.startswith("OPENLINEAGE") for variable in os.environ):
+    if not _tells_lineage():
         return _run_in_session(name, params, start, tell)
     from .lineage import lineage_of
 
     with lineage_of(name, params, tell) as run_of_job:
         run_of_job.report = _run_in_session(name, params, start, tell)
     return run_of_job.report
+
+
+def _tells_lineage() -> bool:
+    """Whether OpenLineage is configured, by its own environment variables."""
+    if os.environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
+        return False
+    return any(
+        name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
+        or name.startswith("OPENLINEAGE__TRANSPORT")
+        for name in os.environ
+    )
 
 
 def _run_in_session(name: str, params: Params, start: Start, tell: Tell) -> Report:

@@ -1,7 +1,7 @@
 """Tells OpenLineage when a job begins and how it ends: what it reads and writes, and how much.
 
-Only where OpenLineage is configured by its own environment variables (OPENLINEAGE_URL and others)
-and its client is installed (extra `openlineage`). An event that cannot be sent fails no job.
+Only where OpenLineage is configured by its own environment variables (jobs.py looks at them) and
+its client is installed (extra `openlineage`). An event that cannot be sent fails no job.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ class JobRun:
 def lineage_of(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
     """Tell the beginning and the end of a job that runs within."""
     run = JobRun()
-    if not _is_configured():
-        yield run
-        return
     try:
         events = _RunEvents(name, params, tell)
     except ImportError:
@@ -59,16 +56,6 @@ def lineage_of(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
         events.send("ABORT" if isinstance(error, KeyboardInterrupt) else "FAIL", error=str(error))
         raise
     events.send("COMPLETE", report=run.report)
-
-
-def _is_configured() -> bool:
-    if os.environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
-        return False
-    return any(
-        name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG")
-        or name.startswith("OPENLINEAGE__TRANSPORT")
-        for name in os.environ
-    )
 
 
 class _RunEvents:
