@@ -12,11 +12,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
@@ -96,6 +97,8 @@ class BenchWorker:
         for line in self._process.stdout:
             if line.startswith("Ready"):
                 break
+        # A worker stands still when its pipe is full.
+        threading.Thread(target=_read_to_the_end, args=(self._process.stdout,), daemon=True).start()
         self.process = psutil.Process(self._process.pid)
 
     def __enter__(self) -> BenchWorker:
@@ -105,8 +108,6 @@ class BenchWorker:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             self._process.wait(30)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
 
     def warm_up(self, count: int = 500) -> None:
         """Return when it has worked: imports are done, and processes forked."""
@@ -128,6 +129,12 @@ class BenchWorker:
     def rss_mb(self) -> float:
         """Resident memory."""
         return float(self.process.memory_info().rss) / 1e6
+
+
+def _read_to_the_end(lines: IO[str]) -> None:
+    with lines:
+        for _ in lines:
+            pass
 
 
 def cpu_seconds(process: psutil.Process) -> float:
