@@ -60,6 +60,8 @@ def serving(folder: Path, *, archiver: bool = False) -> Iterator[Served]:
         made = served.manage("delayq", "token", "create", "fuzz", "--rights", rights, "--json")
         served.token = json.loads(made)["token"]
         web = ["gunicorn", "--workers=2", "--threads=16", f"--bind=127.0.0.1:{served.port}"]
+        # A long address comes to the API. By default gunicorn refuses it, with a page of its own.
+        web.append("--limit-request-line=0")
         commands = [[*web, "--log-level=error", "tests.integrations.api.wsgi"]]
         if archiver:
             commands.append(["django", "run_delayq", "--archiver", "-v", "0"])
