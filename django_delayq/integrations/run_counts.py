@@ -71,6 +71,8 @@ class RunCounts:
         self._rows: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._receivers: list[tuple[Any, Any]] = []
+        self._names_read: list[list[tuple[str, str]]] = [[] for _ in range(processes)]
+        """The names of each table, as far as read() has come: a row keeps its name."""
 
     def begin(self, index: int) -> None:
         """Count in this process' table, which an earlier process may have begun. Connects to the
@@ -79,7 +81,7 @@ class RunCounts:
         self._numbers = table[: 8 * self._cells].cast("q")
         self._names = table[8 * self._cells :]
         self._rows = {
-            name: 1 + row * _ROW for row, name in enumerate(_names_in(table, self._cells))
+            name: 1 + row * _ROW for row, name in enumerate(_names_in(table, self._cells, 0))
         }
         for signal, result in _SIGNALS.items():
             receiver = partial(self._receive, RESULTS.index(result))
@@ -129,7 +131,10 @@ class RunCounts:
         for index in range(self._processes):
             table = self._memory[index * self._size : (index + 1) * self._size]
             numbers = table[: 8 * self._cells].cast("q")
-            for row, name in enumerate(_names_in(table, self._cells)):
+            names = self._names_read[index]
+            with self._lock:
+                names += _names_in(table, self._cells, len(names))
+            for row, name in enumerate(names):
                 values = numbers[1 + row * _ROW : 1 + (row + 1) * _ROW].tolist()
                 before = sums.get(name)
                 sums[name] = (
@@ -151,10 +156,10 @@ class RunCounts:
         ]
 
 
-def _names_in(table: memoryview, cells: int) -> Iterator[tuple[str, str]]:
-    """The topic and the task of each row."""
+def _names_in(table: memoryview, cells: int, known: int) -> Iterator[tuple[str, str]]:
+    """The topic and the task of each row behind those that are known."""
     count = table[:8].cast("q")[0]
-    for row in range(count):
+    for row in range(known, count):
         at = 8 * cells + row * _NAME
         name = bytes(table[at : at + _NAME]).rstrip(b"\0").decode("utf-8", "replace")
         topic, _, task = name.partition("\0")

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from django_delayq import pause_topic
 from django_delayq.integrations import prometheus
 from django_delayq.integrations.prometheus import METRICS, WorkerMetrics, metrics
+from django_delayq.integrations.run_counts import LATENESS_S, RunFigures
 from django_delayq.stats import figures
 from django_delayq.store.keys import Partition
 from tests.app.tasks import act, close_order, crowd, record
@@ -147,6 +148,22 @@ def test_a_worker_adds_its_runs_and_what_the_project_counts(hands: Hands) -> Non
     assert found[f"delayq_lateness_seconds_count {name}"] == 1
     assert found[f"delayq_run_seconds_bucket le=+Inf,{name}"] == 1
     assert found["process_resident_memory_bytes"] > 0
+
+
+def test_each_scrape_has_the_rows_and_the_numbers_of_now(hands: Hands) -> None:
+    def of(task: str, count: int) -> RunFigures:
+        buckets = [count, *[0] * len(LATENESS_S)]
+        return RunFigures("orders", task, [count, 0, 0, 0, 0], buckets, 0.5, buckets, 0.25)
+
+    odd = '50%d "off"\\ü'
+    for runs in ([of(odd, 1)], [of(odd, 2)], [of("plain", 4), of(odd, 3)], [of("plain", 5)]):
+        found = read(prometheus.page(False, runs))
+        counts = {name: found[name] for name in found if name.startswith("delayq_run_seconds_c")}
+        assert counts == {
+            f"delayq_run_seconds_count task={one.task},topic=orders": one.results[0] for one in runs
+        }
+        results = sum(found[name] for name in found if name.startswith("delayq_runs_total"))
+        assert results == sum(one.results[0] for one in runs)
 
 
 def test_a_worker_without_a_database_does_not_ask_it(
