@@ -16,7 +16,7 @@ from ..core.message import is_same_content, window_mark, without_stamp
 from ..outbox import outbox, postponed
 from ..store import get_store
 from ..store.client import BATCH
-from ..store.store import base_mode, has_window
+from ..store.store import base_mode, has_call, has_window
 from ..tasks.builder import Item, build
 from ..tasks.options import Options
 from ..tasks.task import Call, Receipt
@@ -235,8 +235,8 @@ def _split_recent(items: list[Item]) -> tuple[list[Item], list[Receipt]]:
 
 
 def _has_window(item: Item) -> bool:
-    if not has_window(item.message.mode):
-        return False
+    if not has_window(item.message.mode) or has_call(item.message.mode):
+        return False  # whether a call is repeated says the enqueue alone
     is_asked = item.template.durable or base_mode(item.message.mode) == "raise"
     return is_asked and not on_commit.cancels(*item.address)  # a cancel frees the key
 

@@ -355,7 +355,7 @@ def _is_refused(item: Item, word: str) -> bool:
                 error,
             )
         return False
-    if word == "SAME" and item.template.may_exist:
+    if word == "REPEATED" or (word == "SAME" and item.template.may_exist):
         receipt.due_ms = None  # that of the first time, which nobody knows here
         return False
     receipt.outcome, receipt.due_ms = "kept", None

@@ -29,7 +29,7 @@ from ..store import get_store
 from ..store.entries import Entry
 from ..store.keys import Partition, partition_of
 from ..store.queries import Life
-from ..store.store import Outgoing, base_mode, replaces, replacing
+from ..store.store import Outgoing, base_mode, replaces, replacing, without_call
 from ..tasks.builder import Item
 from ..tasks.task import Receipt
 
@@ -217,7 +217,7 @@ def new_row(item: Item, now_us: int, status: str) -> OutboxMessage:
         topic=item.template.topic,
         task=item.template.name,
         key=item.receipt.key or "",
-        on_duplicate=mode,
+        on_duplicate=without_call(mode),
         due_at_ms=due_ms,
         expires_at_ms=expires.from_ms(due_ms),
         record=bytes((record[0] | DURABLE,)) + record[1:],

@@ -66,7 +66,7 @@ class Outgoing(NamedTuple):
     id: bytes
     mode: str
     """raise, keep, replace, extend, earliest or adopt; also with a limit, such as replace:60000,
-    or a window, such as keep/60000: see enqueue.lua."""
+    a call (of_call()), or a window, such as keep/60000: see enqueue.lua."""
     when: When
     expires: When
     record: bytes
@@ -84,8 +84,26 @@ def replaces(mode: str) -> bool:
 
 
 def base_mode(mode: str) -> str:
-    """The mode without its limit and its window."""
-    return mode.partition(":")[0].partition("/")[0]
+    """The mode without its limit, its call and its window."""
+    return mode.partition(":")[0].partition("/")[0].partition("#")[0]
+
+
+def of_call(mode: str, call: bytes, ms: int) -> str:
+    """The mode of a message that this call stores once within so many ms, whatever becomes of the
+    message."""
+    head, slash, window = mode.partition("/")
+    return f"{head}#{call.hex()}:{ms}{slash}{window}"
+
+
+def has_call(mode: str) -> bool:
+    """Whether a call stores the message once."""
+    return "#" in mode
+
+
+def without_call(mode: str) -> str:
+    """The mode as SQL keeps it."""
+    head, _, rest = mode.partition("#")
+    return "".join((head, *rest.partition("/")[1:]))
 
 
 def replacing(mode: str) -> str:
@@ -411,7 +429,7 @@ class RedisStore:
             args += message
         client = self.client
         script_keys = partition_keys(client.prefix, partition)
-        if any(map(has_window, {message.mode for message in messages})):
+        if any(has_window(mode) or has_call(mode) for mode in {one.mode for one in messages}):
             script_keys = (*script_keys, windows_key(client.prefix, partition))
         # SQL keeps the messages that it has accepted: these need not wait for replicas.
         waits = client.settings.wait_replicas and not all(

@@ -6,7 +6,7 @@ import pytest
 
 from django_delayq.core.message import Priority, window_mark
 from django_delayq.store import keys
-from django_delayq.store.store import RedisStore
+from django_delayq.store.store import RedisStore, base_mode, of_call, without_call
 from tests.servers import Server
 from tests.store.factories import (
     DETAIL,
@@ -14,6 +14,7 @@ from tests.store.factories import (
     PARTITION,
     accepted,
     claim,
+    dump,
     enqueue,
     full,
     live,
@@ -209,3 +210,60 @@ def test_a_full_redis_notes_no_window_and_still_cancels(store: RedisStore, serve
     with full(server):
         assert store.cancel_in(PARTITION, [message_id]) == ["OK"]
     assert windows(store) == {}
+
+
+# Calls that may be repeated
+
+CALL = bytes(range(16))
+of_a_call = pytest.mark.parametrize(
+    "mode", ["raise", "keep", "replace", "extend:60000", f"keep/{WINDOW}"]
+)
+
+
+@of_a_call
+@pytest.mark.parametrize("end", ["live", "running", "acked", "cancelled"])
+def test_a_call_stores_its_message_once_whatever_becomes_of_it(
+    store: RedisStore, mode: str, end: str
+) -> None:
+    message = outgoing(new_id(), mode=of_call(mode, CALL, WINDOW))
+    assert send(store, message) == {}
+    if end in ("running", "acked"):
+        lease = claim(store, message.id)
+        if end == "acked":
+            store.ack(PARTITION, [(lease, DETAIL)])
+    if end == "cancelled":
+        store.cancel_in(PARTITION, [message.id])
+    before = dump(store)
+    assert send(store, message) == {0: "REPEATED"}
+    assert dump(store) == before
+
+
+@of_a_call
+def test_another_call_is_another_enqueue(store: RedisStore, mode: str) -> None:
+    message = outgoing(new_id(), mode=of_call(mode, CALL, WINDOW))
+    send(store, message)
+    other = message._replace(mode=of_call(mode, CALL[::-1], WINDOW))
+    plain = send(store, message._replace(mode=mode))
+    assert send(store, other) == plain != {0: "REPEATED"}
+
+
+def test_what_a_call_did_not_store_it_may_store_later(store: RedisStore) -> None:
+    first = enqueue(store)
+    message = outgoing(first, mode=of_call("raise", CALL, WINDOW), body=b"[2]")
+    assert send(store, message) == {0: "DUPLICATE"}
+    store.cancel_in(PARTITION, [first])
+    assert [send(store, message) for _ in range(2)] == [{}, {0: "REPEATED"}]
+
+
+def test_a_call_is_forgotten(store: RedisStore) -> None:
+    message = outgoing(new_id(), mode=of_call("raise", CALL, WINDOW))
+    send(store, message)
+    store.cancel_in(PARTITION, [message.id])
+    pass_by(store, WINDOW + 1_000)
+    assert send(store, message) == {}
+
+
+@pytest.mark.parametrize("mode", ["raise", "replace:60000", "keep/60000"])
+def test_sql_keeps_the_mode_without_its_call(mode: str) -> None:
+    assert without_call(of_call(mode, CALL, WINDOW)) == without_call(mode) == mode
+    assert base_mode(of_call(mode, CALL, WINDOW)) == base_mode(mode)

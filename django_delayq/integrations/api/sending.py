@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from ...core.exceptions import DuplicateMessage, InvalidMessage, UnknownTopic
 from ...core.times import When, from_ms
 from ...models import ApiRight
 from ...store.client import BATCH
-from ...store.store import base_mode
+from ...store.store import base_mode, of_call
 from ...tasks.builder import Item, build
 from ...tasks.foreign import task_to_send
 from ...tasks.options import CallOptions, ChangeOptions
@@ -90,7 +90,7 @@ def enqueue_message(request: HttpRequest, topic: Path[TopicName]) -> HttpRespons
     whole = _known_topic(caller.topic(ApiRight.SEND, topic))
     (fixed_id,) = call_ids(request, whole, 1)
     call = _call(whole, _read(request.body), fixed_id)
-    (receipt,) = enqueue_built([build([call])])
+    (receipt,) = enqueue_built([_by_call([fixed_id], build([call]))])
     return answer(_sent(receipt, fixed_id), 201)
 
 
@@ -166,7 +166,8 @@ def _items(
     try:
         for line, fixed_id in zip(lines, ids, strict=True):
             calls.append(_call(topic, _read(line), fixed_id))
-        return [build(chunk) for chunk in in_chunks(calls)]
+        places = iter(ids)
+        return [_by_call(islice(places, len(chunk)), build(chunk)) for chunk in in_chunks(calls)]
     except Problem as problem:
         problem.members["line"] = len(calls) + 1
         raise
@@ -247,6 +248,19 @@ def _stored_once(task: Task[..., Any], identity: bytes) -> Task[..., Any]:
         window_ms=1000 * KEPT,
     )
     return Task(task.definition, options)
+
+
+def _by_call(ids: Iterable[bytes | None], items: Sequence[Item]) -> list[Item]:
+    """The same items; those of a call with an Idempotency-Key that have another id than the call
+    gives them are stored once all the same. SQL does not keep that of what goes to the outbox."""
+    return [
+        item
+        if call is None or item.message.id == call or item.template.durable
+        else item._replace(
+            message=item.message._replace(mode=of_call(item.message.mode, call, 1000 * KEPT))
+        )
+        for call, item in zip(ids, items, strict=True)
+    ]
 
 
 def _of_line(error: InvalidMessage, calls: Sequence[Call], lines: int, namespace: str) -> Problem:

@@ -3,12 +3,12 @@
 --   refuses, before anything has changed. A kept message keeps its due time.
 -- KEYS: partition (shared/partition.lua). Shared: times, expiry, finish, wake, lanes, lives, accepting, choosing, windows.
 -- ARGV: number of tasks, then code, name for each; then id, mode (raise, keep; replace, extend: at the later due time,
---   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with
---   ':ms' replaces to no due time later than so long after the first enqueue; one with '/ms' has a window. when: also
---   '@stamp:due' for what SQL has accepted. expires: '' never, '+ms' after the due time, or an instant. record: no stamp.
+--   earliest: at the earlier one; adopt: only what is live), when, expires, record for each. Ids differ. A mode with ':ms'
+--   replaces to no due time later than so long after the first enqueue; then '#call:ms': that call stores it once; '/ms':
+--   a window. when: also '@stamp:due' (SQL accepted it). expires: '' never, '+ms' after due, or when. record: no stamp.
 -- Returns: now in us, then index, word of what is not simply new: SAME (the very record is there), DUPLICATE (another is);
---   both also of what was there in the window; REPLACED, FOLLOWS (the run that goes on), with ':due' when the mode
---   chose it; of what SQL accepted ADOPTED:stamp (it was there, and is this message now), OLDER, DONE (ended), GONE.
+--   both also of what was there in the window; REPEATED (its call stored it); REPLACED, FOLLOWS (the run that goes on),
+--   with ':due' when the mode chose it; of what SQL accepted ADOPTED:stamp (it was there, and is it now), OLDER, DONE, GONE.
 local tasks, ids, reply = tonumber(ARGV[1]), {}, {NOW_US}
 local first = 2 + 2 * tasks
 for at = first, #ARGV, 5 do ids[#ids + 1] = ARGV[at] end
@@ -22,12 +22,12 @@ for i, id in ipairs(ids) do
   assert(not seen[id], 'an id occurs twice in one enqueue')
   seen[id] = true
   record = struct.pack('>I8I6', stamp, expires_of(expires, due)) .. record
-  local word = standing(id, existing, record, when, mode)
+  local word = WINDOWS and is_repeated(mode) and 'REPEATED' or standing(id, existing, record, when, mode)
   if WINDOWS and not word and not existing then word = recent(id, mode, when, record) end
   if not word and existing then word = redis.call('ZSCORE', LEASED, id) and 'FOLLOWS' or 'REPLACED' end
   local old = word == 'REPLACED' and existing or word == 'FOLLOWS' and follower_of(id)
   local chosen, first
-  if old and old ~= '' and mode ~= 'replace' then
+  if old and old ~= '' and string.match(mode, '^[%w:]*') ~= 'replace' then
     chosen, first = choice(mode, due, id, old, word)
     record, due = expiring(record, chosen - due), chosen
     if first then put(waits, id, waiting_since(first)) end

@@ -16,6 +16,7 @@ from django.test import Client
 
 from django_delayq.client.enqueue import enqueue_built
 from django_delayq.core.exceptions import EnqueueUnknown, StoreUnavailable
+from django_delayq.core.message import new_id
 from django_delayq.integrations.api.operations_api import api as ninja_api
 from django_delayq.models import OutboxMessage
 from django_delayq.store.requests import Requests
@@ -295,6 +296,44 @@ def test_hooks_and_a_run_do_not_make_another_message_of_a_repeated_call(
     assert message is None or again.json()["id"] == message["id"]
     hands.relay()
     assert caller.get("/topics/mail").json()["backlog"] == (0 if runs else 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": "k"},
+        {"key": "k", "on_duplicate": "keep"},
+        {"key": "k", "on_duplicate": "replace"},
+        {"key": "k", "window": 60},
+        {"id": new_id().hex()},
+    ],
+)
+@pytest.mark.parametrize("end", ["waits", "runs", "acked", "cancelled"])
+@pytest.mark.parametrize("address", ["/topics/mail/messages", "/topics/mail/messages/batch"])
+def test_a_message_with_a_key_of_its_own_is_stored_once_under_an_idempotency_key(
+    caller: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    end: str,
+    address: str,
+) -> None:
+    body = json.dumps({"args": [1], **options}).encode()
+    headers = {"Idempotency-Key": "a"}
+    with lost_answer(monkeypatch):
+        assert caller.post(address, body, headers).status_code == 503
+    if end in ("runs", "acked"):
+        message = caller.next()
+        if end == "acked":
+            caller.post("/leases/ack", lease=message["lease"])
+    if end == "cancelled":
+        named = {name: options[name] for name in ("key", "id") if name in options}
+        assert caller.post("/topics/mail/cancel", **named).status_code == 200
+    again = caller.post(address, body, headers)
+    assert again.status_code in (200, 201), again.content
+    (sent,) = again.json().get("messages", [again.json()])
+    assert sent["outcome"] == "stored"
+    sizes = caller.get("/topics/mail").json()
+    assert (sizes["backlog"], sizes["leased"]) == (end == "waits", end == "runs")
 
 
 def test_another_body_is_refused_also_when_the_first_call_has_no_answer(

@@ -1,5 +1,6 @@
 -- Shared: the windows of keys: for some time after a message, also when it has ended, its key takes no other. After times.
 -- WINDOWS: id, and mark of the message that began it -> the end of the window (ms). It ends with the last of them.
+--   Also the calls that may be repeated: call -> until when it is known.
 
 -- The ms of a mode with a window, or nothing.
 local function window_of(mode) return tonumber(string.match(mode, '/(%d+)$')) end
@@ -9,6 +10,15 @@ local function mark_of(id, record) return id .. string.sub(redis.sha1hex(string.
 
 local function goes_on(member) return tonumber(redis.call('ZSCORE', WINDOWS, member) or 0) > NOW end
 
+-- The call that stores a message once, in hex, and for how many ms it is known; or nothing.
+local function call_of(mode) return string.match(mode, '#(%x+):(%d+)') end
+
+-- Whether the call has stored its message before.
+local function is_repeated(mode)
+  local call = call_of(mode)
+  return call and goes_on(call)
+end
+
 -- The word for a message that is not live and may not be stored yet. The one that began the window has ended: its enqueue
 -- is repeated. What SQL has accepted is never dropped: it was asked before.
 local function recent(id, mode, when, record)
@@ -16,9 +26,10 @@ local function recent(id, mode, when, record)
   return goes_on(mark_of(id, record)) and 'SAME' or 'DUPLICATE'
 end
 
--- The window of a message that was accepted at `stamp` (us) is to be noted, when it has one.
+-- The window of a message that was accepted at `stamp` (us), and its call, are to be noted, when it has them.
 local function begin(windows, id, mode, stamp, record)
-  local window = window_of(mode)
+  local window, call, known = window_of(mode), call_of(mode)
+  if call then put(windows, NOW + known, call) end
   if not window then return end
   for _, member in ipairs({id, mark_of(id, record)}) do put(windows, math.floor(stamp / 1000) + window, member) end
 end
