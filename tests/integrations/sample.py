@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from typing import Any
 
 from django_delayq import current_message
@@ -34,7 +35,12 @@ def meaning_of_life() -> int:
     return 42
 
 
-@task(isolate=True, memory_limit="1GiB", takes_context=True)
+#: @task of Django 6.0 takes no options of backends.
+TAKES_OPTIONS = "kwargs" in signature(task).parameters
+ISOLATED: dict[str, Any] = {"isolate": True, "memory_limit": "1GiB"} if TAKES_OPTIONS else {}
+
+
+@task(**ISOLATED, takes_context=True)
 def apart(context: Any, value: int) -> list[Any]:
     """Says which process runs it."""
     return [os.getpid(), context.attempt, value]

@@ -54,6 +54,10 @@ from tests.hands import Hands, end_lease, lose_redis
 from tests.integrations.conftest import BACKEND
 
 pytestmark = pytest.mark.django_db(transaction=True)
+with_options = pytest.mark.skipif(
+    "kwargs" not in inspect.signature(task).parameters,
+    reason="@task of Django 6.0 takes no options of backends",
+)
 
 Work = Callable[..., int]
 LOGGER = "django.tasks" if tasks_api.Task.__module__.startswith("django.") else "django_tasks"
@@ -779,10 +783,7 @@ def test_options_of_the_backend_are_defaults(sample: Any) -> None:
     assert task_backends["patient"]._as_ours(patient.using(ttr=9)).ttr_ms == 9000
 
 
-@pytest.mark.skipif(
-    "kwargs" not in inspect.signature(task).parameters,
-    reason="@task of Django 6.0 takes no options of backends",
-)
+@with_options
 def test_decorator_takes_our_options(sample: Any) -> None:
     mine = task(max_attempts=4, backoff=[7], key="k", retry_for=[ValueError])(sample.noop.func)
     ours = default_backend()._as_ours(mine)
@@ -949,6 +950,7 @@ def test_the_queue_under_test_takes_tasks_of_django(sample: Any, db: None) -> No
         assert isinstance(run.error, OSError)
 
 
+@with_options
 def test_isolated_task_runs_in_a_child_process(
     sample: Any, hands: Hands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -964,6 +966,7 @@ def test_isolated_task_runs_in_a_child_process(
     assert (attempt, value) == (1, 7) and pid != os.getpid()
 
 
+@with_options
 def test_coroutine_cannot_be_isolated(sample: Any) -> None:
     with pytest.raises(InvalidTask, match="isolate"):
         task(isolate=True)(sample.noop_async.func)
