@@ -5,9 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from django.db import connections
+
 from ..core.exceptions import UnknownTopic
 from ..store import get_store
 from ..tasks import registry
+
+#: Topics of one statement: databases end a recursion after 1,000 steps.
+STEPS = 500
+_STEPS = """
+WITH RECURSIVE steps (topic, number) AS (
+    SELECT MIN(topic), 1 FROM {table} WHERE topic > %s
+    UNION ALL
+    SELECT (SELECT MIN(topic) FROM {table} WHERE topic > steps.topic), number + 1
+    FROM steps WHERE topic IS NOT NULL AND number < %s
+) SELECT topic FROM steps WHERE topic IS NOT NULL
+"""
 
 
 def check_existing(topic: str) -> str:
@@ -39,8 +52,14 @@ def topics_of_outbox() -> Iterator[str]:
     """The topics of the outbox. Each takes one step into an index: DISTINCT would read all rows."""
     from ..models import OutboxMessage
 
-    rows = OutboxMessage.objects.order_by("topic").values_list("topic", flat=True)
-    topic = rows.first()
-    while topic is not None:
-        yield topic
-        topic = rows.filter(topic__gt=topic).first()
+    connection = connections[OutboxMessage.objects.db]
+    table = connection.ops.quote_name(OutboxMessage._meta.db_table)
+    last = ""
+    while True:
+        with connection.cursor() as cursor:
+            cursor.execute(_STEPS.format(table=table), [last, STEPS])
+            found = [topic for (topic,) in cursor.fetchall()]
+        yield from found
+        if len(found) < STEPS:
+            return
+        last = found[-1]
