@@ -85,9 +85,8 @@ def jobs(folder: Path, **given: Any) -> list[str]:
     }
     words = []
     for name in JOBS:
-        since = (
-            "2026-11-20" if name == "check" else ""
-        )  # the day of the rows, which stats has counted
+        # The day of the rows, which stats has counted.
+        since = "2026-11-20T00:00:00Z" if name == "check" else ""
         path = outside.write_params(
             folder / f"{name}.json", job=options.get(name, {}), since=since, **given
         )
