@@ -41,6 +41,7 @@ from django_delayq.store.store import RedisStore
 from django_delayq.tasks import registry
 from django_delayq.tasks.options import BatchOptions, CallOptions, Options, TaskOptions
 from django_delayq.tasks.task import Definition
+from tests import databases
 from tests.hands import Hands
 from tests.servers import require_embedded
 from tests.store.test_scripts import ACL
@@ -117,6 +118,7 @@ def test_the_tests_of_the_page_about_testing_pass(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "example_project")])
     }
     environment.pop("DELAYQ_TEST_REDIS", None)
+    environment.pop(databases.VARIABLE, None)  # it would take, and drop, the database of this test
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
