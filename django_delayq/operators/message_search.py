@@ -3,12 +3,12 @@ Never scans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Max, Q
+from django.db.models import Exists, OuterRef, QuerySet
 
 from ..client import finding
 from ..core.chunks import chunked
@@ -18,6 +18,7 @@ from ..core.present import bare
 from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
+from ..models.one_statement import read_together
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
@@ -63,9 +64,8 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResu
     InvalidMessage, UnknownTopic, or StoreUnavailable when Redis is to be asked and cannot.
     """
     identity = parse_id(message_id)
-    lives = _lives(dict.fromkeys(_topics(topic, redis), identity), redis)
-    row = None if lives else archived_row(message_id)
-    return next(iter(lives.values())) if lives else archived_hit(row) if row else None
+    found = _find([(name, identity) for name in _topics(topic, redis)], redis)
+    return found[0] if found else None
 
 
 def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResult]:
@@ -73,11 +73,13 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResul
 
     `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
     """
-    checked = check_key(key) or ""
-    identities = {name: key_id(name, checked) for name in _topics(topic, redis)}
-    lives = _lives(identities, redis)
-    rows = _newest_rows([identity for name, identity in identities.items() if name not in lives])
-    return [*lives.values(), *map(archived_hit, rows)]
+    return by_keys([(name, key) for name in _topics(topic, redis)], redis=redis)
+
+
+def by_keys(keys: Iterable[tuple[str, str]], *, redis: bool = True) -> list[SearchResult]:
+    """The message with each of these topics and keys, the live ones first: one query for 900 of
+    them. The topics need not exist. Raises InvalidKey or StoreUnavailable."""
+    return _find([(topic, key_id(topic, check_key(key) or "")) for topic, key in keys], redis)
 
 
 def live(topic: str, message_id: str) -> LiveMessage | None:
@@ -107,21 +109,15 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
 
 def archived_row(message_id: str) -> ArchivedMessage | None:
     """The row of the newest life with this id. Raises InvalidMessage."""
-    return next(iter(_newest_rows([parse_id(message_id)])), None)
+    return _newest_rows([UUID(bytes=parse_id(message_id))]).first()
 
 
-def _newest_rows(identities: Sequence[bytes]) -> list[ArchivedMessage]:
+def _newest_rows(ids: Sequence[UUID]) -> QuerySet[ArchivedMessage]:
     """The row of the newest life of each of these ids: one step into the index for each of them.
     There are as many ids as topics, and few of them have a row."""
-    rows, found = ArchivedMessage.objects.order_by(), list[ArchivedMessage]()
-    for chunk in chunked(identities, MOST_IDS):
-        lives = rows.filter(message_id__in=[UUID(bytes=identity) for identity in chunk])
-        newest = Q()
-        for life in lives.values("message_id").annotate(latest=Max("enqueued_at")):
-            newest |= Q(message_id=life["message_id"], enqueued_at=life["latest"])
-        if newest:
-            found += rows.filter(newest)
-    return sorted(found, key=lambda row: row.topic)
+    rows = ArchivedMessage.objects.order_by()
+    later = rows.filter(message_id=OuterRef("message_id"), enqueued_at__gt=OuterRef("enqueued_at"))
+    return rows.filter(~Exists(later), message_id__in=ids)
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
@@ -131,20 +127,22 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
     return every_topic(redis=redis)
 
 
-def _lives(identities: Mapping[str, bytes], redis: bool) -> dict[str, SearchResult]:
-    """The live ones among these ids, by topic: one round trip to Redis and one query for all of
-    them."""
-    ids = {UUID(bytes=identity) for identity in identities.values()}
-    rows = [
-        row
-        for chunk in chunked(list(ids), MOST_IDS)
-        for row in OutboxMessage.objects.filter(message_id__in=chunk)
-    ]
-    kept = {row.topic: row for row in rows if identities.get(row.topic) == row.message_id.bytes}
-    found = get_store().find_many(identities.items()) if redis else ()
-    there = {partition.topic: live_hit(shown(partition, record)) for partition, record in found}
-    hits = {topic: there.get(topic) or _kept_hit(kept.get(topic), redis) for topic in identities}
-    return {topic: hit for topic, hit in hits.items() if hit}
+def _find(places: Sequence[tuple[str, bytes]], redis: bool) -> list[SearchResult]:
+    """The messages with these topics and ids, the live ones first: one round trip to Redis, and one
+    query for 900 of them. An id that is live has no row."""
+    kept, ended = dict[tuple[str, bytes], OutboxMessage](), list[ArchivedMessage]()
+    for ids in chunked(list({UUID(bytes=identity) for _, identity in places}), MOST_IDS):
+        in_outbox = OutboxMessage.objects.filter(message_id__in=ids)
+        waiting, newest = read_together(in_outbox, _newest_rows(ids))
+        kept |= {(row.topic, row.message_id.bytes): row for row in waiting}
+        ended += newest
+    found = get_store().find_many(places) if redis else ()
+    there = {(partition.topic, one.id): live_hit(shown(partition, one)) for partition, one in found}
+    hits = {place: there.get(place) or _kept_hit(kept.get(place), redis) for place in places}
+    lives = [hit for hit in hits.values() if hit]
+    live_ids = {identity for (_, identity), hit in hits.items() if hit}
+    rows = [row for row in ended if row.message_id.bytes not in live_ids]
+    return [*lives, *map(archived_hit, sorted(rows, key=lambda row: row.topic))]
 
 
 def _kept_hit(row: OutboxMessage | None, redis: bool) -> SearchResult | None:

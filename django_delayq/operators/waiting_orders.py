@@ -25,7 +25,6 @@ from ..core.exceptions import InvalidMessage
 from ..core.message import Message
 from ..core.times import MAX_DELAY_MS
 from ..models import BulkKind, BulkOperation, BulkStatus
-from ..outbox.existing import topics_of_outbox
 from ..outbox.listing import CAP, count_outbox
 from ..store import get_store
 from ..store.client import BATCH
@@ -36,7 +35,7 @@ from .bulk_run import decoded, needed_for, stored_options
 from .bulk_runner import BulkRunner
 from .operations import User, check_reason, clean, require
 from .topic_permission import options_of_order, permitted_topics
-from .waiting_selection import PLACES, WaitingSelection, pages, waiting_messages
+from .waiting_selection import WaitingSelection, pages_of_topics, waiting_messages
 
 __all__ = ["ArgumentEdit", "WaitingChange", "WaitingSelection", "change_waiting"]
 
@@ -119,18 +118,8 @@ def preview_waiting(
     until = time.monotonic() + seconds
     count, read, sample = 0, 0, list[Message]()
     permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
-    # Of thousands of topics few have rows there: one query for each of these, and not for all.
-    in_outbox = {selection.topic} if selection.topic else set(topics_of_outbox())
-    found = (
-        page
-        for topic in selection.topics()
-        if permitted is None or topic in permitted
-        for place in reversed(PLACES)
-        if place == "redis" or topic in in_outbox
-        for page in pages(selection, topic, place)
-    )
     more = False
-    for page in found:
+    for page in pages_of_topics(selection, permitted):
         count += len(page.messages)
         sample += islice(page.messages, shown - len(sample))
         read += BATCH if page.cursor else 10  # there may be thousands of empty topics

@@ -3,6 +3,7 @@ reads a bounded number of messages, and says what it has left out."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,12 @@ from django.utils import timezone
 from ..archive.search import page_of
 from ..archive.selection import Selection
 from ..client.topics import list_messages
-from ..core.message import Message
-from ..models import ArchivedMessage
-from ..outbox.existing import every_topic
-from ..outbox.listing import list_outbox
-from .message_search import SearchResult, archived_hit, by_key, live_hit
+from ..models import ArchivedMessage, OutboxMessage
+from ..models.one_statement import read_together
+from ..store import get_store
+from .message_search import SearchResult, archived_hit, by_keys, live_hit
 from .topic_permission import Topics
-from .waiting_selection import PLACES, WaitingSelection, pages
+from .waiting_selection import WaitingSelection, pages_of_topics
 
 #: Waiting messages that a search for an argument reads at most, and topics that it looks into.
 READS, TOPICS = 2_000, 50
@@ -28,7 +28,8 @@ READS, TOPICS = 2_000, 50
 BACK = timedelta(hours=24)
 #: Hits that are shown.
 HITS = 20
-#: Newest rows of the archive, and waiting messages of each topic, whose keys say how keys look.
+#: Newest rows of the archive and of the outbox, and waiting messages of each topic, whose keys say
+#: how keys look.
 RECENT, RECENT_OF_TOPIC = 500, 50
 #: Keys of one form that are looked up.
 GUESSES = 20
@@ -55,9 +56,11 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     if topics is not None and topic and topic not in topics:  # hidden, or there is none
         return ArgumentHits(hits=[], all_waiting=True, all_ended=True)
     hits, read, all_waiting = list[SearchResult](), 0, True
-    for page in _pages_of(waiting, topics):
-        hits += map(live_hit, page)
-        read += RECENT
+    for page in pages_of_topics(waiting, topics):
+        hits += map(live_hit, page.messages)
+        read += (
+            RECENT if page.messages or page.cursor else 1
+        )  # there may be thousands of empty topics
         if read >= READS or len(hits) >= HITS:
             all_waiting = False
             break
@@ -75,16 +78,6 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     )
 
 
-def _pages_of(selection: WaitingSelection, topics: Topics) -> Iterator[Sequence[Message]]:
-    """The messages that fit: a page for each 500 that were read."""
-    for topic in selection.topics():
-        if topics is None or topic in topics:
-            for place in reversed(PLACES):
-                for page in pages(selection, topic, place):
-                    if page.messages or page.cursor:
-                        yield page.messages
-
-
 def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence[SearchResult]:
     """Messages whose keys are like others but for their ends, with this text there: `order:4711`
     for 4711. And those of the newest keys that have the text as a part. Raises StoreUnavailable."""
@@ -96,26 +89,24 @@ def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence
         if match := re.match(r"(.*[^0-9A-Za-z])[0-9A-Za-z]+$", key, re.DOTALL):
             prefixes[where, match[1]] += 1
     guessed = [(where, prefix + query) for (where, prefix), _ in prefixes.most_common(GUESSES)]
-    found, known = dict[str, SearchResult](), frozenset(every_topic())
-    for where, key in list(dict.fromkeys([*exact, *guessed]))[: 2 * GUESSES]:
-        if len(key) <= 256:
-            # The archive keeps topics that neither the code nor Redis has any more.
-            hits = by_key(key, where, redis=where in known)
-            found |= {hit.message_id: hit for hit in hits}
-    return list(found.values())[:HITS]
+    looked_up = list(dict.fromkeys([*exact, *guessed]))[: 2 * GUESSES]
+    return by_keys([(where, key) for where, key in looked_up if len(key) <= 256])[:HITS]
 
 
 def _recent_keys(topic: str, topics: Topics) -> Iterator[tuple[str, str]]:
-    """Topics and keys of the newest rows, and of what is due first."""
-    rows = ArchivedMessage.objects.order_by("-pk").values_list("topic", "key")
-    for where, key in rows[:RECENT]:
-        if key and where in _among(topic, topics, [where]):
+    """Topics and keys of the newest rows of the archive and of the outbox, and of what is due first
+    in Redis."""
+    newest = [
+        rows.order_by("-pk").values_list("topic", "key")[:RECENT]
+        for rows in (ArchivedMessage.objects.all(), OutboxMessage.objects.all())
+    ]
+    for where, key in itertools.chain.from_iterable(read_together(*newest)):
+        if key and _among(topic, topics, [where]):
             yield where, key
-    for where in _among(topic, topics, every_topic())[:TOPICS]:
-        for listed in (list_messages, list_outbox):
-            for message in listed(where, limit=RECENT_OF_TOPIC).messages:
-                if message.key:
-                    yield where, message.key
+    for where in _among(topic, topics, sorted(get_store().topics.names()))[:TOPICS]:
+        for message in list_messages(where, limit=RECENT_OF_TOPIC).messages:
+            if message.key:
+                yield where, message.key
 
 
 def _among(topic: str, topics: Topics, these: Sequence[str]) -> list[str]:
