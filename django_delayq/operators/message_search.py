@@ -130,14 +130,16 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 def _find(places: Sequence[tuple[str, bytes]], redis: bool) -> list[SearchResult]:
     """The messages with these topics and ids, the live ones first: one round trip to Redis, and one
     query for 900 of them. An id that is live has no row."""
+    # Redis first: what ends in between is found there, and what the relay moves to it in between
+    # has a row of the outbox that says so.
+    found = get_store().find_many(places) if redis else ()
+    there = {(partition.topic, one.id): live_hit(shown(partition, one)) for partition, one in found}
     kept, ended = dict[tuple[str, bytes], OutboxMessage](), list[ArchivedMessage]()
     for ids in chunked(list({UUID(bytes=identity) for _, identity in places}), MOST_IDS):
         in_outbox = OutboxMessage.objects.filter(message_id__in=ids)
         waiting, newest = read_together(in_outbox, _newest_rows(ids))
         kept |= {(row.topic, row.message_id.bytes): row for row in waiting}
         ended += newest
-    found = get_store().find_many(places) if redis else ()
-    there = {(partition.topic, one.id): live_hit(shown(partition, one)) for partition, one in found}
     hits = {place: there.get(place) or _kept_hit(kept.get(place), redis) for place in places}
     lives = [hit for hit in hits.values() if hit]
     live_ids = {identity for (_, identity), hit in hits.items() if hit}

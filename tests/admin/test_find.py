@@ -298,6 +298,23 @@ def test_all_topics_are_searched_in_one_round_trip_and_few_queries(
     assert len(asked) == 1
 
 
+def test_a_message_that_ends_while_it_is_searched_is_found(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = noop.using(key="a").enqueue()
+    store = type(hands.store)
+    find_many = store.find_many
+
+    def end_before(self: Any, places: Any) -> Any:
+        hands.work()
+        hands.archive()
+        return find_many(self, places)
+
+    monkeypatch.setattr(store, "find_many", end_before)
+    (hit,) = message_search.by_key("a")
+    assert (hit.message_id, hit.state) == (handle.id, "acked")
+
+
 def test_nothing_is_searched(hands: Hands, django_assert_max_num_queries: Any) -> None:
     handle = close_order.using(delay=DAY).enqueue(1)
     with django_assert_max_num_queries(3):
