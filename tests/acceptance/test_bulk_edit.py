@@ -30,6 +30,7 @@ __all__ = ["environment", "start_worker"]  # fixtures
 
 pytestmark = [
     pytest.mark.acceptance,
+    pytest.mark.databases,
     pytest.mark.long,
     pytest.mark.django_db(transaction=True),
 ]

@@ -30,7 +30,11 @@ from tests.databases import VARIABLE
 from tests.hands import DAY, DEFAULT
 from tests.servers import Server, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.acceptance,
+    pytest.mark.databases,
+    pytest.mark.django_db(transaction=True),
+]
 
 CAMPAIGN, OTHERS = 12_000, 8_000
 WHOLE = WaitingSelection(topic="default")
