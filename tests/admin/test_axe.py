@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
-from tests.admin.browser import address
-from tests.admin.test_csp import shown_pages
+from tests.admin.test_csp import shown_addresses
 from tests.admin.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +48,11 @@ def test_axe_finds_nothing(
     # A page that is not seen is not refreshed while axe looks at it.
     tab.add_init_script("Object.defineProperty(document, 'hidden', { get: () => true })")
     wrong = {}
-    for page in shown_pages():
-        tab.goto(address(page.name, **world.fill(page)))
+    for name, where in shown_addresses(world).items():
+        tab.goto(where)
         tab.evaluate(axe)
         if found := tab.evaluate(_RUN):
-            wrong[page.name] = found
+            wrong[name] = found
     if "unfold" in django_settings.INSTALLED_APPS:
         browser_problems.clear()  # its own scripts need more than our policy allows
     assert not wrong, json.dumps(wrong, indent=1)

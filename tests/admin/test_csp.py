@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.urls import URLResolver, get_resolver
 
 from django_delayq.admin import site
 from tests.admin.browser import POLICY, address
@@ -58,12 +59,30 @@ _SOUND: dict[str, Any] = {
 
 
 def shown_pages() -> Iterator[site.PageRoute]:
-    """All that are HTML and have an address of their own."""
+    """All that are no files and have an address of their own."""
     return (
         page
         for page in site._pages
-        if "GET" in page.methods and page.name not in ("archive_csv", "bulk_csv")
+        if "GET" in page.methods and "download_messages" not in page.permissions
     )
+
+
+def shown_addresses(world: World) -> dict[str, str]:
+    """The address of each, and of those that are asked for more."""
+    addresses = {page.name: address(page.name, **world.fill(page)) for page in shown_pages()}
+    more = {
+        "waiting, with its form": ("waiting", "task=tests.app.tasks.close_order"),
+        "find, with offers": ("find", "q=1042"),
+        "find, by an argument": ("find", "q=args.*:1042"),
+        "bulk_new, with an edit": ("bulk_new", f"kind=replay&id={world.dead}"),
+        "bulk_new, a purge": ("bulk_new", "kind=purge&topic=orders"),
+        "archived, with its form": ("archived", "edit=1"),
+        "schedule, with its form": ("schedule", "task=tests.app.tasks.close_order"),
+        "topic, by task": ("topic", "by=task"),
+        "changelist, all-time": ("changelist", "columns=totals"),
+        "archive, refused": ("archive", "q=args.x:1"),
+    }
+    return addresses | {name: f"{addresses[page]}?{query}" for name, (page, query) in more.items()}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -77,13 +96,7 @@ def test_every_page_is_sound(
 ):
     tab = browser_page(as_user(superuser=True), width=width, dark=dark)
     unsound = {}
-    addresses = {page.name: address(page.name, **world.fill(page)) for page in shown_pages()}
-    addresses["waiting, with its form"] = f"{address('waiting')}?task=tests.app.tasks.close_order"
-    addresses["find, with offers"] = f"{address('find')}?q=1042"
-    addresses["find, by an argument"] = f"{address('find')}?q=args.*:1042"
-    addresses["bulk_new, with an edit"] = f"{address('bulk_new')}?kind=replay&id={world.dead}"
-    addresses["bulk_new, a purge"] = f"{address('bulk_new')}?kind=purge&topic=orders"
-    for name, where in addresses.items():
+    for name, where in shown_addresses(world).items():
         answer = tab.goto(where)
         assert answer.status == 200, name
         assert answer.headers["content-security-policy"] == POLICY
@@ -135,6 +148,26 @@ _NOTE_CONTROLS = """() => {
   frame.focus();
   return window.controls.size;
 }"""
+
+
+def test_every_address_of_the_urlconf_is_among_the_pages():
+    """The tests of policy, accessibility, languages and permissions go through these."""
+    patterns = list(addresses_under("admin/django_delayq/"))
+    assert patterns == [f"admin/django_delayq/dashboard/{page.route}" for page in site._pages]
+
+
+def addresses_under(prefix: str) -> Iterator[str]:
+    """The patterns of all views whose address begins so."""
+
+    def walk(patterns: list[Any], base: str) -> Iterator[str]:
+        for one in patterns:
+            whole = f"{base}{one.pattern}"
+            if isinstance(one, URLResolver):
+                yield from walk(one.url_patterns, whole)
+            else:
+                yield whole
+
+    return (one for one in walk(get_resolver().url_patterns, "") if one.startswith(prefix))
 
 
 # What the fixtures see

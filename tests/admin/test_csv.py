@@ -13,7 +13,7 @@ import pytest
 from django.test import AsyncClient, Client
 from django.utils import timezone
 
-from django_delayq.admin import csv_export
+from django_delayq.admin import csv_export, downloads
 from django_delayq.archive import search
 from django_delayq.models import ArchivedMessage, OperatorAction
 from tests.admin.browser import address
@@ -37,7 +37,7 @@ def exported(client: Client, **query: Any) -> list[dict[str, str]]:
 
 
 def test_it_has_the_rows_of_the_list(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_export, "ROWS", 3)
+    monkeypatch.setattr(downloads, "ROWS", 3)
     monkeypatch.setattr(search, "FIRST_IDS", 2)
     monkeypatch.setattr(search, "FEW_ROWS", 2)
     dead = [make_dead(key=f"order:{n}").pk for n in range(10)]
@@ -64,7 +64,7 @@ def test_a_download_needs_a_permission_and_leaves_a_record(as_user: AsUser) -> N
 def test_a_download_that_is_broken_off_counts_what_was_read(
     as_user: AsUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_export, "ROWS", 3)
+    monkeypatch.setattr(downloads, "ROWS", 3)
     for _ in range(10):
         make()
     client = as_user("view_dashboard", "download_messages")
@@ -139,7 +139,7 @@ def test_the_head_needs_no_row() -> None:
         raise AssertionError("asked for rows")
         yield
 
-    assert next(csv_export.written(broken(), ("id", "topic"))) == "\ufeffid,topic\r\n".encode()
+    assert next(csv_export.csv_parts(broken(), ("id", "topic"))) == "\ufeffid,topic\r\n".encode()
 
 
 @pytest.mark.long
@@ -147,7 +147,7 @@ def test_memory_does_not_grow_with_the_file() -> None:
     row = ArchivedMessage(topic="orders", body="x" * 10_000)
     tracemalloc.start()
     size = sum(
-        len(part) for part in csv_export.written((row for _ in range(10_000)), ("topic", "body"))
+        len(part) for part in csv_export.csv_parts((row for _ in range(10_000)), ("topic", "body"))
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -156,7 +156,7 @@ def test_memory_does_not_grow_with_the_file() -> None:
 
 
 def test_a_client_that_goes_away_ends_it(as_user: AsUser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_export, "ROWS", 2)
+    monkeypatch.setattr(downloads, "ROWS", 2)
     asked: list[Any] = []
     whole = search.page_of
 

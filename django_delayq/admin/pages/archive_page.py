@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -25,7 +26,8 @@ from ...operators import operations, recent_actions
 from ...operators.topic_permission import is_visible, permitted_topics
 from ...tasks import registry
 from ...tasks.arguments import Arguments
-from .. import csv_export
+from ..csv_export import CSV
+from ..downloads import FileFormat, archive_file
 from ..facet_links import facet_links
 from ..forms.archive_form import ArchiveForm, query_of
 from ..forms.message_forms import ArgumentsForm
@@ -37,6 +39,8 @@ from .unarchivable_page import seen_entries
 _PAYLOAD = ("body", "headers", "traceback", "result")
 #: Fields of a row that are not among its facts.
 _HIDDEN = {*_PAYLOAD, "history", "error_message"}
+#: pyarrow comes with the extra `arrow`.
+_HAS_PARQUET = find_spec("pyarrow") is not None
 #: Other rows of the same id that a row's page names.
 _LIVES = 20
 
@@ -74,6 +78,7 @@ def archive_view(request: HttpRequest) -> HttpResponse:
             "can_select": may(request, "bulk_operate")
             and (may(request, "replay_message") or may(request, "discard_message")),
             "went_newer": bool(after and not before),
+            "has_parquet": _HAS_PARQUET,
             "here": request.GET.urlencode(),
         }
         if counts:
@@ -87,11 +92,25 @@ def archive_view(request: HttpRequest) -> HttpResponse:
 
 @register_page("archive/csv/", "archive_csv", "download_messages")
 def archive_csv_view(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
-    """All rows that match the filters."""
+    """All rows that match the filters, for a spreadsheet."""
+    return _file(request, CSV)
+
+
+@register_page("archive/parquet/", "archive_parquet", "download_messages")
+def archive_parquet_view(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
+    """The same for tools of analysis. It needs pyarrow."""
+    if not _HAS_PARQUET:
+        raise Http404(_("Parquet files need pyarrow: pip install 'django-delayq[arrow]'."))
+    from ..parquet_export import PARQUET
+
+    return _file(request, PARQUET)
+
+
+def _file(request: HttpRequest, file_format: FileFormat) -> HttpResponse | StreamingHttpResponse:
     form = ArchiveForm(request.GET, permitted_topics(request.user))
     if _is_permitted(request, form):
         selection = limited(request, form.selection)
-        return csv_export.response(request, selection, may(request, "view_payload"))
+        return archive_file(request, selection, file_format, may(request, "view_payload"))
     return show(request, "archive.html", _("Archive"), form=form, found=None, status=400)
 
 
@@ -226,15 +245,15 @@ def _page(request: HttpRequest, row: ArchivedMessage, form: ArgumentsForm | None
     if may(request, "view_payload"):
         try:
             seen = visible_arguments(row)
-            content = {"args": seen.args, "kwargs": seen.kwargs, "redaction": seen.redaction}
+            content, redaction = {"args": seen.args, "kwargs": seen.kwargs}, seen.redaction
         except (msgspec.MsgspecError, UnicodeError):
-            content = {"text": row.body}
+            content, redaction = {"text": row.body}, ""
         context |= {
             "content": content,
             "headers": row.headers,
             "error_message": row.error_message,
             "traceback": row.traceback,
-            "redaction": content.get("redaction"),
+            "redaction": redaction,
             **_reported(row),
         }
     return show(

@@ -25,7 +25,8 @@ from ...operators.topic_permission import permitted_topics
 from ...operators.waiting_orders import SAMPLE
 from ...operators.waiting_selection import WaitingSelection
 from ...stats import overview
-from .. import csv_export
+from .. import downloads
+from ..csv_export import CSV
 from ..forms import waiting_form
 from ..forms.archive_form import query_of, selection_from
 from ..forms.bulk_form import BulkForm
@@ -86,10 +87,11 @@ def bulk_csv_view(request: HttpRequest, pk: int) -> StreamingHttpResponse:
         rows = rows.exclude(skipped="")
     elif only == "changed":
         rows = _dealt_with(operation, rows).filter(skipped="")
-    return csv_export.streamed(
+    return downloads.streamed(
         request,
-        rows.iterator(chunk_size=csv_export.ROWS),
+        rows.iterator(chunk_size=downloads.ROWS),
         CSV_COLUMNS,
+        CSV,
         f"operation-{pk}",
         selection=f"messages of operation {pk}",
         bulk_operation=operation,
