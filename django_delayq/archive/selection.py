@@ -12,6 +12,7 @@ from django.db.models import Q, QuerySet
 
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import check_key, key_id, parse_id
+from ..core.present import counted
 from ..core.times import stored, stored_ms
 from ..models import ArchivedMessage, Final
 from ..tasks import registry
@@ -128,7 +129,7 @@ class Selection(
 
     def in_words(self) -> str:
         """One line for people."""
-        words = [f"{len(self.ids):,} named rows"] if self.ids else []
+        words = [counted(len(self.ids), "named row")] if self.ids else []
         words += ["open dead letters"] if self.open else []
         named = {
             "state": self.state,

@@ -3,6 +3,7 @@ errors."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cache
@@ -197,3 +198,36 @@ def _words() -> frozenset[str]:
 def word(term: str) -> str:
     """A state, an outcome, an action or another of our words, in the reader's language."""
     return _(term) if term in _words() else str(term)
+
+
+@cache
+def _selecting() -> re.Pattern[str]:
+    names = {
+        gettext_noop("state"), gettext_noop("topic"), gettext_noop("task"), gettext_noop("error"),
+        gettext_noop("key"), gettext_noop("key prefix"), gettext_noop("id"),
+        gettext_noop("since"), gettext_noop("until"), gettext_noop("due since"),
+        gettext_noop("due before"), gettext_noop("argument"), gettext_noop("to topic"),
+        gettext_noop("worker"), gettext_noop("recurring task"),
+    }  # fmt: skip
+    whole = {
+        gettext_noop("open dead letters"), gettext_noop("everything"),
+        gettext_noop("with arguments"),
+        gettext_noop("named row"), gettext_noop("named rows"),
+        gettext_noop("named message"), gettext_noop("named messages"),
+    }  # fmt: skip
+    longest_first = "|".join(sorted(names, key=len, reverse=True))
+    return re.compile(
+        rf"(?:^|(?<=, )|(?<=\d ))(?:(?P<whole>{'|'.join(whole)})(?=,|$)"
+        rf"|(?P<name>{longest_first}) (?P<state>(?<=state )\w+)?)"
+    )
+
+
+def selection_words(text: str) -> str:
+    """What an order is about, as it is stored, in the reader's language. Names and values stay."""
+
+    def translated(found: re.Match[str]) -> str:
+        if found["whole"]:
+            return str(_(found["whole"]))
+        return f"{_(found['name'])} {word(found['state'] or '')}"
+
+    return _selecting().sub(translated, text)

@@ -18,7 +18,7 @@ from ..client.topics import list_messages
 from ..core.cursors import cursor_of
 from ..core.exceptions import InvalidKey, InvalidMessage
 from ..core.message import Message, Page, State, check_key, parse_id
-from ..core.present import readable
+from ..core.present import counted, readable
 from ..core.times import aware, epoch_us
 from ..models import OutboxMessage, OutboxStatus
 from ..outbox.existing import check_existing, every_topic, topics_of_outbox
@@ -128,7 +128,7 @@ class WaitingSelection(
     def in_words(self) -> str:
         """One line for people, also for those who may not see arguments."""
         named = {"topic": self.topic, "task": self.task, "key prefix": self.key_prefix}
-        words = [f"{len(self.ids):,} named messages"] if self.ids else []
+        words = [counted(len(self.ids), "named message")] if self.ids else []
         words += [f"{name} {value}" for name, value in named.items() if value]
         words += [f"due since {self.since.isoformat(' ', 'seconds')}"] if self.since else []
         words += [f"due before {self.until.isoformat(' ', 'seconds')}"] if self.until else []

@@ -27,6 +27,7 @@ for shown in (
     present.distance,
     present.next_due,
     present.seconds,
+    present.selection_words,
     present.visible,
     present.word,
 ):

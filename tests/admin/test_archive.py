@@ -187,7 +187,6 @@ def test_each_row_is_named_by_task_state_and_id(as_user: AsUser) -> None:
     row = make_dead()
     text = as_user("view_dashboard").get(address("archive")).content.decode()
     assert f'aria-label="{row.task}, dead, {row.message_id.hex}"' in text.lower()
-    assert f"<code>…{row.message_id.hex[-8:]}</code>" in text
 
 
 def test_what_contradicts_itself_is_refused_in_words(as_user: AsUser) -> None:

@@ -55,6 +55,7 @@ def test_a_row_shows_all_that_is_known(as_user: AsUser) -> None:
     ):
         assert text in page, text
     assert 'id="delayq-arguments"' in page
+    assert "redaction" not in page
     assert 'data-delayq-copy="#delayq-traceback"' in page
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gettext
 import re
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 import pytest
 from django.test import Client
@@ -12,9 +13,11 @@ from django.utils import translation
 
 from django_delayq.admin import site
 from django_delayq.admin.pages.operator_actions_page import ACTIONS
+from django_delayq.archive.selection import Selection
 from django_delayq.core.message import State
-from django_delayq.core.present import word
+from django_delayq.core.present import selection_words, word
 from django_delayq.models import BulkKind, BulkStatus, Final
+from django_delayq.operators.waiting_selection import WaitingSelection
 from django_delayq.worker.outcome import Result
 from tests.admin.browser import address
 from tests.admin.catalogues import (
@@ -27,6 +30,7 @@ from tests.admin.catalogues import (
     read,
     unmarked,
 )
+from tests.admin.test_csp import shown_pages
 from tests.admin.world import World
 
 #: Tags of the languages, and what their tabs say.
@@ -111,6 +115,43 @@ def test_the_words_that_are_stored_are_told_in_the_language(language: str):
 
 
 @pytest.mark.parametrize(
+    ("stored", "german"),
+    [
+        ("1 named row", "1 genannte Zeile"),
+        (
+            "open dead letters, state dead, topic orders, key prefix order:, since 2026-11-26",
+            "offene Dead Letters, Zustand tot, Topic orders, Schlüsselanfang order:, seit 2026-11-26",
+        ),
+        ("everything, with arguments", "alles, mit Argumenten"),
+        ("task shop.topic.task", "Task shop.topic.task"),
+        ("key state dead", "Schlüssel state dead"),
+        ("12 orders of a task", "12 orders of a task"),
+    ],
+)
+def test_what_an_order_is_about_is_told_in_the_language(stored: str, german: str):
+    assert selection_words(stored) == stored
+    with translation.override("de"):
+        assert selection_words(stored) == german
+
+
+def test_every_name_in_the_words_of_a_selection_is_translated():
+    now, later = (datetime(2026, 11, day, tzinfo=timezone.utc) for day in (26, 27))
+    of_archive = Selection(
+        ids=(1, 2), open=True, state="dead", topic="a", task="a.b", error="A", key="k",
+        message_id="0190a5f0000070008000000000000001", since=now, until=later,
+    )  # fmt: skip
+    of_waiting = WaitingSelection(
+        topic="a", task="a.b", key_prefix="k", since=now, until=later, argument="n", value="1"
+    )
+    words = {"named rows", "open dead letters", "state", "topic", "task", "error", "key", "id"}
+    words |= {"since", "until", "key prefix", "due since", "due before", "argument"}
+    told = f"{of_archive.in_words()}, {of_waiting.in_words()}"
+    assert all(name in told for name in words)
+    with translation.override("zh-hans"):
+        assert re.findall(r"[a-z]{5,}", selection_words(told)) == []
+
+
+@pytest.mark.parametrize(
     ("language", "one", "many"),
     [
         ("de", "1 Nachricht erneut senden", "2 Nachrichten erneut senden"),
@@ -152,11 +193,7 @@ def test_every_page_speaks_the_language(
 ):
     settings.LANGUAGE_CODE = language
     client = as_user(superuser=True)
-    shown = [
-        page
-        for page in site._pages
-        if "GET" in page.methods and page.name not in ("archive_csv", "bulk_csv")
-    ]
+    shown = list(shown_pages())
     assert len(shown) >= 12
     for page in shown:
         html = seen_on(client, page, world)
