@@ -10,9 +10,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq.admin import site
 from django_delayq.models import Dashboard
 from tests.admin.browser import address
+from tests.admin.test_csp import shown_pages
 from tests.admin.world import World
 
 pytestmark = [
@@ -29,11 +29,7 @@ MOST = 6
 MOST_OF_SEARCH = {"nobody": 8, "1042": 8, "args.order_id:1042": 9}
 ALL = [codename for codename, _ in Dashboard._meta.permissions]
 #: Without downloads, which record what they send.
-PAGES = {
-    page.name: page
-    for page in site._pages
-    if "GET" in page.methods and not page.name.endswith("_csv")
-}
+PAGES = {page.name: page for page in shown_pages()}
 #: With filters.
 ASKED: dict[str, list[dict[str, str]]] = {
     "changelist": [{"sort": "lag"}, {"part": "1"}],

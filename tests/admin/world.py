@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
+from pyarrow import parquet
+
+from django_delayq.admin.parquet_export import PARQUET
 from django_delayq.archive import unarchivable
 from django_delayq.archive.selection import Selection
 from django_delayq.client.handle import Handle
@@ -115,6 +119,14 @@ class World:
         if "pk" in given and page.name.startswith("unarchivable"):
             given["pk"] = self.aside
         return given
+
+
+def told(answer: Any) -> str:
+    """All that an answer of ours tells, also in a Parquet file."""
+    content = answer.getvalue()
+    if answer["Content-Type"] == PARQUET.content_type:
+        return str(parquet.read_table(BytesIO(content)).to_pylist())
+    return str(content.decode("utf-8-sig"))
 
 
 def _placeholders(route: str) -> list[str]:
