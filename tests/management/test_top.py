@@ -49,7 +49,7 @@ def busy(hands: Hands) -> None:
 def test_one_picture_has_what_is_wrong_the_topics_and_what_runs(busy: None) -> None:
     text = once("--once")
     first, *lines = text.splitlines()
-    assert first.startswith("delayq  ") and "1 workers, 1 ready, 1 running" in first
+    assert first.startswith("delayq  ") and "1 worker, 1 ready, 1 running" in first
     assert "!! default: lag 10 min" in lines
     (topic,) = [line for line in lines if line.startswith("default ")]
     assert "10 min" in topic
@@ -71,7 +71,7 @@ def test_it_is_drawn_again_until_ctrl_c(busy: None, monkeypatch: pytest.MonkeyPa
 
     def sleep(seconds: float) -> None:
         console = Console(file=StringIO(), width=200)
-        console.print(terminal.drawn(top._parts()))
+        console.print(terminal.drawn(top._parts(), 200, 40))
         pictures.append(console.file.getvalue())  # type: ignore[attr-defined]
         if len(pictures) == 2:
             raise KeyboardInterrupt
@@ -80,6 +80,21 @@ def test_it_is_drawn_again_until_ctrl_c(busy: None, monkeypatch: pytest.MonkeyPa
     once()
     assert len(pictures) == 2
     assert "lag 10 min" in pictures[0] and "report:7" in pictures[0]
+
+
+def test_a_small_terminal_has_fewer_columns_and_rows_and_cuts_no_figure(busy: None) -> None:
+    from rich.console import Console
+
+    for width, height in ((50, 14), (80, 24), (120, 40)):
+        console = Console(file=StringIO(), width=width, height=height)
+        console.print(terminal.drawn(top._parts(), width, height))
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        text = "\n".join(lines)
+        assert len(lines) <= height
+        assert max(map(len, lines)) <= width
+        assert "10 min" in text and "3 min" in text and "report:7" in text
+        assert ("per second" in text, "thread" in text) == (width == 120,) * 2
+        assert ("more" in text) == (width < 120)
 
 
 def test_without_redis_it_says_so(hands: Hands) -> None:

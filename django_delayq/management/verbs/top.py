@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from django.utils import translation
 
 from ...core.exceptions import ConfigurationError
-from ...core.present import distance, on_one_line, table
+from ...core.present import counted, distance, next_due, on_one_line, table
 from ...core.times import in_words, local
 from ...stats.attention.concerns import Concern, Urgency, attention
 from ...stats.held_messages import RunningPage, read_running
@@ -36,7 +36,10 @@ MOST_CONCERNS, MOST_TOPICS, MOST_RUNNING = 8, 15, 15
 _TOPICS = (
     "topic", "ready", "lag", "next due", "delayed", "leased", "dead", "per second", "workers",
 )  # fmt: skip
+#: Columns that a narrow terminal does without, the first ones first.
+_TOPICS_WIDE = ("per second", "delayed", "workers", "leased", "next due")
 _RUNNING = ("running for", "task", "topic", "key", "attempt", "lease ends", "worker", "thread")
+_RUNNING_WIDE = ("thread", "attempt", "lease ends", "worker", "topic")
 
 
 class Picture(NamedTuple):
@@ -56,7 +59,7 @@ class Picture(NamedTuple):
                     f"{row.topic} (paused)" if row.paused else row.topic,
                     f"{row.backlog:,}",
                     in_words(row.lag),
-                    "-" if row.next_due_at is None else distance(row.next_due_at, self.now.at),
+                    next_due(row.next_due_at, self.now.at),
                     f"{row.delayed + row.outbox:,}",
                     f"{row.leased:,}",
                     f"{row.dead_letters:,}",
@@ -104,7 +107,7 @@ class Picture(NamedTuple):
         """The first line."""
         living = sum(worker.alive for worker in self.now.workers)
         return (
-            f"delayq  {local(self.now.at):%H:%M:%S}  {living} workers, "
+            f"delayq  {local(self.now.at):%H:%M:%S}  {counted(living, 'worker')}, "
             f"{sum(row.backlog for row in self.now.topics):,} ready, "
             f"{self.running.count:,} running"
         )
@@ -156,11 +159,19 @@ def take_picture() -> Picture:
 
 
 def _parts() -> list[Part]:
+    from ..terminal import Part
+
     seen = take_picture()
+    running = seen.messages()
     return [
-        (seen.head(), (), seen.lines()),
-        ("Topics", seen.topics(), ()),
-        ("Running", seen.messages(), ()),
+        Part(seen.head(), lines=seen.lines()),
+        Part("Topics", seen.topics(), figures=_TOPICS[1:], dispensable=_TOPICS_WIDE),
+        Part(
+            "Running" if running[1:] else "Nothing runs.",
+            running if running[1:] else (),
+            figures=("running for", "attempt", "lease ends"),
+            dispensable=_RUNNING_WIDE,
+        ),
     ]
 
 
