@@ -72,11 +72,12 @@ class Night:
         """A worker runs the operation that was ordered, and the page follows it to its end."""
         BulkRunner(self._hands.store, "web-7:4711:bulk").run_once()
         operation = BulkOperation.objects.latest("pk")
-        self.sees("done")
+        self.page.locator(".delayq-badge").get_by_text("done").wait_for()
         return operation
 
-    def photograph(self, name: str) -> None:
+    def photograph(self, name: str, down_to: str = "h1") -> None:
         """A picture for the docs, when pictures are asked for."""
+        self.page.locator(down_to).first.scroll_into_view_if_needed()
         if folder := os.environ.get("DELAYQ_SCREENSHOTS"):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.page.screenshot(path=f"{folder}/incident-{name}.png")
@@ -140,7 +141,7 @@ def test_orders_do_not_close_because_every_thread_hangs(
     me.click("Select all on this page", "checkbox")
     me.opens("Cancel those that are ticked")
     me.writes("#delayq-cancel-reason", "INC-7: the reports hang, orders wait")
-    me.photograph("running")
+    me.photograph("running", down_to="button:text-is('Cancel these messages')")
     me.click("Cancel these messages", "button")
     me.sees("Nothing runs")
     assert topic_stats("default").leased == 0
@@ -185,7 +186,7 @@ def test_dead_letters_are_edited_and_replayed(night: Callable[[], Night], hands:
     me.writes("#id_reason", "INC-8: the provider has moved")
     me.click("Show before and after", "button")
     me.sees("https://new.example/hook")
-    me.photograph("edit-and-replay")
+    me.photograph("edit-and-replay", down_to="#id_edit_argument")
     me.click("Replay 33 messages", "button")
     operation = me.a_worker_does_it()
     me.sees("done, 3 skipped")
@@ -206,7 +207,7 @@ def test_a_topic_is_paused_for_ten_minutes(night: Callable[[], Night], hands: Ha
     me.opens("Pause this topic")
     me.writes("#id_reason", "INC-9: the bank asks for ten minutes")
     me.page.locator("#id_hold").select_option("600")
-    me.photograph("pause")
+    me.photograph("pause", down_to="button:text-is('Pause')")
     me.click("Pause", "button")
     me.sees("INC-9")
     pause = topic_stats("orders").paused
