@@ -71,6 +71,8 @@ class Chart:
     """Of each bar, in words: `16:00 to 17:00`."""
     step: float = 0
     """Seconds that a bar of a time is wide; 0 for a line."""
+    zone: str = ""
+    """The time zone of the axis; empty: the page's."""
     listed: str = ""
     """The address of the list of what the bars count, which narrows it by `since` and `until`. The
     first bar has no `since`: it also counts what is overdue."""
@@ -147,6 +149,7 @@ class Chart:
             "labels": list(self.labels),
             "x": self.x_title,
             "step": self.step,
+            "zone": self.zone,
             "ranges": list(self.ranges),
             "listed": self.listed,
             "axes": [{"title": axis.title, "unit": axis.unit} for axis in self.axes],

@@ -24,7 +24,7 @@ _AROUND = 4
 _BETWEEN, _WIDEST = 2, 30
 
 
-class Part(NamedTuple):
+class ScreenPart(NamedTuple):
     """A part of a picture that is drawn again and again."""
 
     heading: str
@@ -73,7 +73,7 @@ class Bar:
         self._progress.stop()
 
 
-def draw_again(parts: Callable[[], Sequence[Part]], pause: Callable[[], object]) -> None:
+def draw_again(parts: Callable[[], Sequence[ScreenPart]], pause: Callable[[], object]) -> None:
     """Draw what `parts` finds, again and again, until Ctrl-C."""
     with Live(screen=True, auto_refresh=False) as screen, suppress(KeyboardInterrupt):
         while True:
@@ -81,7 +81,7 @@ def draw_again(parts: Callable[[], Sequence[Part]], pause: Callable[[], object])
             pause()
 
 
-def drawn(parts: Sequence[Part], width: int, height: int) -> Group:
+def drawn(parts: Sequence[ScreenPart], width: int, height: int) -> Group:
     """Headings, coloured lines and tables, one below the other, on a screen of this size. The
     tables share the lines that are left."""
     tables = [part.rows for part in parts if part.rows]
@@ -104,7 +104,7 @@ def _shared(wanted: Sequence[int], lines: int) -> list[int]:
     return [max(share, lines - sum(wanted) + own) for own in wanted]
 
 
-def _fitting_table(part: Part, width: int, most: int) -> Table:
+def _fitting_table(part: ScreenPart, width: int, most: int) -> Table:
     """The first rows. Columns that do not fit are left out, the least important first: a figure of
     which a part is hidden is a wrong one."""
     hidden = len(part.rows) - 1 - most

@@ -83,8 +83,17 @@ def milliseconds(amount: float | None) -> str:
 
 @register.filter
 def percent(share: float) -> str:
-    """A share of 0 to 1."""
-    return f"{formats.number_format(round(100 * share, 1))} %"
+    """A share of 0 to 1. What is not nothing does not look like it."""
+    least = "< " if 0 < share < 0.0005 else ""
+    return f"{least}{formats.number_format(max(0.1, round(100 * share, 1)) if share else 0)} %"
+
+
+@register.filter
+def pair_ms(first: float | None, second: float | None) -> str:
+    """Two durations in milliseconds, such as p50 and p99; `–` when there are none."""
+    if first is None:
+        return milliseconds(second)
+    return f"{milliseconds(first)}, {milliseconds(second)}"
 
 
 @register.filter

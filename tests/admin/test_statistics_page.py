@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 
 from django_delayq.models import ArchivedMessage
 from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
+from django_delayq.templatetags.delayq import pair_ms, percent
 from tests.admin.browser import POLICY, address
 from tests.admin.test_hostile import MARKUP, UNSEEN, hostile, shown
 from tests.faults import unreachable
@@ -184,7 +185,7 @@ def test_tasks_have_a_row_each(busy: None, as_user: Callable[..., Client]):
             "20 ms, 20 ms",
             "shop.PriceMissing 50",
         ],
-        ["shop.tasks.remind mail", "1", "0", "0", "–, –", "–, –", ""],
+        ["shop.tasks.remind mail", "1", "0", "0", "–", "–", ""],
     ]
 
 
@@ -352,3 +353,56 @@ def test_period_and_topic_are_chosen_without_scripts(
     assert tab.get_by_label("Period", exact=True).input_value() == "7d"
     assert tab.get_by_label("Topic", exact=True).input_value() == "mail"
     assert tab.locator(".delayq-tile b").first.inner_text() == "8"
+
+
+#: Notes what is written into pictures, and where.
+_NOTE_TEXTS = """
+window.written = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+  window.written.push([text, x, this.canvas]);
+  return write.call(this, text, x, ...rest);
+};
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_day_stands_where_utc_begins_it_whatever_the_zone_of_the_project(
+    busy: None,
+    standing: None,  # noqa: F811
+    settings: Any,
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Client],
+) -> None:
+    settings.TIME_ZONE = "America/New_York"
+    tab = browser_page(as_user("view_dashboard"), width=1280)
+    tab.add_init_script(_NOTE_TEXTS)
+    tab.goto(f"{address('statistics')}?period=7d")
+    tab.locator("#finished .u-over").wait_for()
+    left, width = tab.locator("#finished .u-over").evaluate("b => [b.offsetLeft, b.clientWidth]")
+    days = [(day_of(NOW) - DAY * n).strftime("%m/%d") for n in range(6, -1, -1)]
+    written = tab.evaluate(
+        "window.written.filter(([text, x, canvas]) => canvas.closest('#finished'))"
+        ".map(([text, x]) => [text, x])"
+    )
+    drawn = [(text, x) for text, x in written if text in days]
+    assert len(drawn) >= 3
+    for text, x in drawn:
+        assert abs(left + width * days.index(text) / 7 - x) < 3, text
+
+
+def test_small_shares_and_what_is_not_known_do_not_look_like_nothing() -> None:
+    assert [percent(share) for share in (0, 0.0001, 0.0006, 0.125, 1)] == [
+        "0 %", "< 0.1 %", "0.1 %", "12.5 %", "100 %",
+    ]  # fmt: skip
+    assert [pair_ms(None, None), pair_ms(1, 20)] == ["–", "1 ms, 20 ms"]
+
+
+@pytest.mark.parametrize("period", ["24h", "30d"])
+def test_it_is_said_where_days_begin(
+    period: str,
+    busy: None,
+    standing: None,  # noqa: F811
+    viewer: Client,
+) -> None:
+    assert page(viewer, period=period).count("Days begin and end at midnight UTC.") == 1

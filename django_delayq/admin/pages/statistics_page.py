@@ -68,6 +68,7 @@ def _pictures(found: History, topic: str, topics: Collection[str] | None) -> lis
         "x_title": _("Hour") if is_hourly else _("Day (UTC)"),
         "at": [step.at.timestamp() for step in found.steps],
         "step": found.step.total_seconds(),
+        "zone": "" if is_hourly else "UTC",
         "ranges": [
             range_words(step.at, found.step) if is_hourly else f"{step.at:%Y-%m-%d}"
             for step in found.steps

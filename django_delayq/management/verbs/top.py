@@ -28,7 +28,7 @@ from ...store import get_store
 from ..cli import DURATIONS, Answer, Verb, parse_duration
 
 if TYPE_CHECKING:
-    from ..terminal import Part
+    from ..terminal import ScreenPart
 
 #: Lines of each part: a terminal has few.
 MOST_CONCERNS, MOST_TOPICS, MOST_RUNNING = 8, 15, 15
@@ -158,15 +158,15 @@ def take_picture() -> Picture:
         return Picture(overview(), attention(), read_running(limit=MOST_RUNNING))
 
 
-def _parts() -> list[Part]:
-    from ..terminal import Part
+def _parts() -> list[ScreenPart]:
+    from ..terminal import ScreenPart
 
     seen = take_picture()
     running = seen.messages()
     return [
-        Part(seen.head(), lines=seen.lines()),
-        Part("Topics", seen.topics(), figures=_TOPICS[1:], dispensable=_TOPICS_WIDE),
-        Part(
+        ScreenPart(seen.head(), lines=seen.lines()),
+        ScreenPart("Topics", seen.topics(), figures=_TOPICS[1:], dispensable=_TOPICS_WIDE),
+        ScreenPart(
             "Running" if running[1:] else "Nothing runs.",
             running if running[1:] else (),
             figures=("running for", "attempt", "lease ends"),

@@ -11,6 +11,8 @@
   const FONT = "11px sans-serif";
   /* Seconds between two marks of an axis of durations. */
   const DURATIONS = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
+  /* And of an axis of times: what it says has no seconds. */
+  const TIMES = [60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 14400, 21600, 43200, 86400, 172800, 604800, 1209600, 2419200];
   /* Each element that has a chart -> the chart; and the part of it that somebody chose, by the name of the figure. */
   const drawn = new Map();
   const zoomed = new Map();
@@ -30,14 +32,15 @@
     return number(value, compact) + (unit === "rate" ? "/s" : "");
   }
 
-  /* In the page's zone, as everything else on it. */
-  function clock(seconds, step) {
-    return window.delayq.clock(new Date(seconds * 1000), step >= 86400 ? { month: "2-digit", day: "2-digit" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  /* In the page's zone, as everything else on it, unless the chart has one of its own. */
+  function clock(seconds, step, chart) {
+    const format = step >= 86400 ? { month: "2-digit", day: "2-digit" } : { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
+    return window.delayq.clock(new Date(seconds * 1000), chart.zone ? { ...format, timeZone: chart.zone } : format);
   }
 
-  function inZone(seconds) {
+  function inZone(seconds, chart) {
     try {
-      return uPlot.tzDate(new Date(seconds * 1000), root.dataset.zone);
+      return uPlot.tzDate(new Date(seconds * 1000), chart.zone || root.dataset.zone);
     } catch {
       return new Date(seconds * 1000);
     }
@@ -67,7 +70,8 @@
       shown.values = (_, splits) => splits.map((nth) => chart.labels[nth]);
     } else {
       shown.space = 56;
-      shown.values = (_, splits, __, ___, step) => splits.map((at) => clock(at, step));
+      shown.incrs = TIMES;
+      shown.values = (_, splits, __, ___, step) => splits.map((at) => clock(at, step, chart));
     }
     return shown;
   }
@@ -124,14 +128,14 @@
     return {
       width: element.clientWidth,
       height: HEIGHT,
-      tzDate: inZone,
+      tzDate: (seconds) => inZone(seconds, chart),
       scales: { x, y0: fromZero, y1: fromZero },
       series: [{}, ...lines(chart)],
       axes: [horizontal(chart, element), ...chart.axes.map((_, place) => vertical(chart, place))],
       cursor: { drag: { x: !isBars(chart), y: false }, points: { show: false }, y: false },
       legend: { show: false },
       hooks: { draw: [(self) => drawMarks(self, chart.marks)], setCursor: [(self) => tell(self, chart)], setSelect: [(self) => noteZoom(self, element)] },
-      padding: [8, chart.axes.length > 1 ? 0 : 8, 0, 0],
+      padding: [8, chart.axes.length > 1 ? 0 : 18, 0, 0], // half of a time stands beyond the last bar
     };
   }
 
@@ -193,7 +197,7 @@
     if (!tip) return; // it is about to be made
     tip.hidden = nth < 0;
     if (nth < 0) return;
-    const when = isBars(chart) ? chart.ranges[nth] : clock(chart.at[nth], 0);
+    const when = isBars(chart) ? chart.ranges[nth] : clock(chart.at[nth], 0, chart);
     const told = chart.series
       .map((series) => ({ series, value: series.values[nth] }))
       .filter(({ value }) => !isBars(chart) || chart.series.length === 1 || value)

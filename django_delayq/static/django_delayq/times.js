@@ -37,7 +37,7 @@
 
   function clock(when, format) {
     try {
-      return when.toLocaleString(language, { ...format, timeZone: root.dataset.zone });
+      return when.toLocaleString(language, { timeZone: root.dataset.zone, ...format });
     } catch {
       return when.toLocaleString(language, format); // a zone that the browser does not know
     }
