@@ -2,16 +2,19 @@
 million rows of the archive: `python -m tests.benchmarks.many_topics [--scale 0.01] [--runs N]`.
 
 On PostgreSQL and on MariaDB. A page is measured as it is when somebody looks at it again: the
-figures of all topics are read aside, once in a while. `cold` is the first look of a process.
+figures of all topics are read aside, once in a while. `cold` is the first look of a process. The
+servers are filled once, and a process of its own measures; with `--keep` they stay until Enter is
+pressed, and the command that is printed measures them again.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -25,6 +28,10 @@ TOPICS, WAITING, ROWS, OUTBOX, RUNS = 10_000, 1_000_000, 2_000_000, 20_000, 7
 #: Rows that are made one by one. The others are their copies, made by the database.
 ORIGINALS = 100_000
 ROOT = "/admin/django_delayq/dashboard/"
+#: Most of one page.
+MOST_KB = 100.0
+#: Says that the servers are filled.
+MEASURE = "--measure"
 
 
 def main(arguments: list[str]) -> None:
@@ -32,46 +39,66 @@ def main(arguments: list[str]) -> None:
     own = on_database.arguments_of("many_topics", ("postgresql", "mariadb"), arguments)
     if own is None:
         return
-    rest = [one for one in own if one != "--explain"]
-    measure(common.options(rest, RUNS), "--explain" in own)
-
-
-def measure(options: common.Options, explain: bool) -> None:
-    """One database."""
-    kind = databases.kind_of(json.loads(os.environ[databases.VARIABLE]))
+    rest = [one for one in own if one not in ("--explain", "--keep", MEASURE)]
+    options = common.options(rest, RUNS)
+    topics = [f"shop.t{number:05}" for number in range(options.scaled(TOPICS, 50))]
     seed.set_up()
+    if MEASURE in own:
+        with _used(os.environ["DELAYQ_BENCH_REDIS"], topics):
+            measure(options, topics, "--explain" in own)
+        return
+    with common.bench_server() as server:
+        with _used(server.url, topics):
+            fill(options, topics)
+        variables = {"DELAYQ_BENCH_REDIS": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        again = [sys.executable, "-m", __spec__.name, on_database.ONE, MEASURE]
+        again += [one for one in own if one != "--keep"]
+        subprocess.run(again, env={**os.environ, **variables}, check=True)
+        if "--keep" in own:
+            variables[databases.VARIABLE] = os.environ[databases.VARIABLE]
+            said = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+            print(*said, shlex.join(again), flush=True)
+            input("Enter ends the servers.")
+
+
+def fill(options: common.Options, topics: list[str]) -> None:
+    """One database and one Redis."""
+    begun = time.monotonic()
+    waiting = _enqueue(topics, options.scaled(WAITING, 5_000))
+    rows = _fill(topics, options.scaled(ROWS, 4_000))
+    _postpone(topics[0], options.scaled(OUTBOX, 500))
+    took = time.monotonic() - begun
+    print(f"  {waiting:,} messages, {rows:,} rows: filled in {took:.0f} s", flush=True)
+
+
+def measure(options: common.Options, topics: list[str], explain: bool) -> None:
+    """What was filled."""
     from django.test.utils import teardown_test_environment
 
-    with ExitStack() as stack:
-        topics = [f"shop.t{number:05}" for number in range(options.scaled(TOPICS, 50))]
-        _use(stack.enter_context(common.bench_server()).url, topics, stack)
-        begun = time.monotonic()
-        waiting = _enqueue(topics, options.scaled(WAITING, 5_000))
-        rows = _fill(topics, options.scaled(ROWS, 4_000))
-        _postpone(topics[0], options.scaled(OUTBOX, 500))
-        seeded = time.monotonic() - begun
-        print(f"  filled in {seeded:.0f} s", flush=True)
-        client = log_in()
-        teardown_test_environment()  # the context of each template is not to be copied
-        cold = _cold(client, explain)
-        results = {
-            name: _page(client, name, address, options.runs) for name, address in _addresses(topics)
-        }
-        slowest = max(results, key=lambda name: results[name].ms)
-        common.report(
-            "many_topics", results[slowest].ms, "ms", case=kind, slowest=slowest,
-            queries=max(one.queries for one in results.values()),
-            overview_ms=results["overview"].ms, overview_kb=results["overview"].kb, cold_ms=cold,
-            topics=len(topics), waiting=waiting, rows=rows, seed_s=seeded,
-        )  # fmt: skip
+    client = log_in()
+    teardown_test_environment()  # the context of each template is not to be copied
+    cold = _cold(client, explain)
+    results = {
+        name: _page(client, name, address, options.runs) for name, address in _addresses(topics)
+    }
+    slowest = max(results, key=lambda name: results[name].ms)
+    common.report(
+        "many_topics", results[slowest].ms, "ms",
+        case=databases.kind_of(json.loads(os.environ[databases.VARIABLE])), slowest=slowest,
+        bar_ms=MOST_MS, queries=max(one.queries for one in results.values()),
+        bar_queries=MOST_QUERIES, largest_kb=max(one.kb for one in results.values()),
+        bar_kb=MOST_KB, overview_ms=results["overview"].ms, overview_kb=results["overview"].kb,
+        cold_ms=cold, topics=len(topics), pages=len(results),
+    )  # fmt: skip
 
 
-def _use(url: str, topics: list[str], stack: ExitStack) -> None:
+def _used(url: str, topics: list[str]) -> Any:
+    """With this server and these topics."""
     from django.conf import settings
     from django.test.utils import override_settings
 
     changed = {**settings.DELAYQ, "REDIS": url, "TOPICS": {topic: {} for topic in topics}}
-    stack.enter_context(override_settings(DELAYQ=changed, ALLOWED_HOSTS=["testserver"]))
+    return override_settings(DELAYQ=changed, ALLOWED_HOSTS=["testserver"])
 
 
 # What there is
@@ -254,9 +281,12 @@ def _page(client: Any, name: str, address: str, runs: int) -> Measured:
         answer = client.get(address)
     assert answer.status_code == 200, f"{address}: {answer.status_code}"
     found = Measured(median(times), len(captured), len(answer.content) / 1024)
-    missed = "  MISSED" if found.ms > MOST_MS or found.queries > MOST_QUERIES else ""
+    missed = found.ms > MOST_MS or found.queries > MOST_QUERIES or found.kb > MOST_KB
     spread = f"{found.ms:8.1f} ms ({min(times):.0f} to {max(times):.0f})"
-    print(f"  {name:<30} {spread}  {found.queries} queries  {found.kb:.0f} KB{missed}", flush=True)
+    print(
+        f"  {name:<30} {spread}  {found.queries} queries  {found.kb:.0f} KB{'  MISSED' * missed}",
+        flush=True,
+    )
     return found
 
 
