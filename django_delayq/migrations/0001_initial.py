@@ -535,6 +535,74 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="HourTotal",
+            fields=[
+                ("messages", models.PositiveBigIntegerField(verbose_name="messages")),
+                ("acked", models.PositiveBigIntegerField(verbose_name="acked")),
+                ("dead", models.PositiveBigIntegerField(verbose_name="dead")),
+                ("cancelled", models.PositiveBigIntegerField(verbose_name="cancelled")),
+                ("expired", models.PositiveBigIntegerField(verbose_name="expired")),
+                ("attempts", models.PositiveBigIntegerField(verbose_name="attempts")),
+                ("retried", models.PositiveBigIntegerField(verbose_name="retried")),
+                ("lateness", models.TextField(default="{}", verbose_name="lateness")),
+                ("lateness_sum", models.FloatField(default=0, verbose_name="sum of lateness")),
+                ("lateness_max", models.FloatField(null=True, verbose_name="highest lateness")),
+                ("run", models.TextField(default="{}", verbose_name="run time")),
+                ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
+                ("run_max", models.FloatField(null=True, verbose_name="longest run")),
+                (
+                    "computed_at",
+                    models.DateTimeField(auto_now=True, db_index=True, verbose_name="computed at"),
+                ),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("hour", models.DateTimeField(unique=True, verbose_name="hour")),
+            ],
+            options={
+                "default_permissions": (),
+                "verbose_name": "hour of all topics",
+                "verbose_name_plural": "hours of all topics",
+            },
+        ),
+        migrations.CreateModel(
+            name="DayTotal",
+            fields=[
+                ("messages", models.PositiveBigIntegerField(verbose_name="messages")),
+                ("acked", models.PositiveBigIntegerField(verbose_name="acked")),
+                ("dead", models.PositiveBigIntegerField(verbose_name="dead")),
+                ("cancelled", models.PositiveBigIntegerField(verbose_name="cancelled")),
+                ("expired", models.PositiveBigIntegerField(verbose_name="expired")),
+                ("attempts", models.PositiveBigIntegerField(verbose_name="attempts")),
+                ("retried", models.PositiveBigIntegerField(verbose_name="retried")),
+                ("lateness", models.TextField(default="{}", verbose_name="lateness")),
+                ("lateness_sum", models.FloatField(default=0, verbose_name="sum of lateness")),
+                ("lateness_max", models.FloatField(null=True, verbose_name="highest lateness")),
+                ("run", models.TextField(default="{}", verbose_name="run time")),
+                ("run_sum", models.FloatField(default=0, verbose_name="sum of run times")),
+                ("run_max", models.FloatField(null=True, verbose_name="longest run")),
+                (
+                    "computed_at",
+                    models.DateTimeField(auto_now=True, db_index=True, verbose_name="computed at"),
+                ),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("day", models.DateField(unique=True, verbose_name="day")),
+            ],
+            options={
+                "default_permissions": (),
+                "verbose_name": "day of all tasks",
+                "verbose_name_plural": "days of all tasks",
+            },
+        ),
+        migrations.CreateModel(
             name="TopicHour",
             fields=[
                 ("messages", models.PositiveBigIntegerField(verbose_name="messages")),

@@ -10,12 +10,22 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from django.db.models import Model, QuerySet
+from django.db.models import Model, QuerySet, Sum
 
 from ..core.conf import NAME
 from ..core.times import local, stored, utc
-from ..models import Final, Forecast, ForecastCount, ForecastUnit, TaskDay, TopicHour
-from ..models.one_statement import read_together
+from ..models import (
+    DayTotal,
+    Final,
+    Forecast,
+    ForecastCount,
+    ForecastUnit,
+    HourTotal,
+    TaskDay,
+    TopicHour,
+)
+from ..models.hourly_rows import Figures
+from ..models.one_statement import Query, read_together
 from .histogram import Times, decode, merge_histograms
 from .hourly import DAY, HOUR, beginning_of, hour_of, most_frequent
 
@@ -30,6 +40,8 @@ PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
 }
 #: Kinds of errors that are shown of a task.
 ERRORS = 3
+#: Tasks that are shown.
+MOST_TASKS = 50
 #: Days of a forecast that are shown, its own included.
 FORECAST_DAYS = 14
 #: An older forecast says little of what waits now.
@@ -88,57 +100,90 @@ class History:
     """The oldest first, also those in which nothing finished. The last one still goes on."""
     total: PeriodFigures
     tasks: Sequence[TaskHistory]
-    """Of whole days that the period touches; those with the most messages first."""
-    topics: Sequence[str]
-    """All that have figures in the period."""
+    """Of whole days that the period touches: the MOST_TASKS with the most messages, these first."""
+    more_tasks: bool
+    """Whether there are more."""
+    beside: Sequence[Any] = ()
+    """The answers to the queries that were asked beside."""
 
 
-def history(period: str, topic: str = "", topics: Collection[str] | None = None) -> History:
+def history(
+    period: str,
+    topic: str = "",
+    topics: Collection[str] | None = None,
+    beside: Sequence[Query] = (),
+) -> History:
     """The figures of a period that ends now, of one topic or of all. `period`: one of PERIODS.
-    `topics`: only of these."""
+    `topics`: only of these. `beside`: other queries, for the same statement.
+
+    Two queries, whose rows do not become more with the topics, unless `topics` has many.
+    """
     length, step = PERIODS[period]
     now = datetime.now(tz=timezone.utc)
     last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
     begins = [last - step * n for n in range(length // step - 1, -1, -1)]
     seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
-    every_day = TaskDay.objects.filter(day__gte=begins[0].date(), **seen)
-    every_hour = TopicHour.objects.filter(hour__gte=stored(begins[0]), **seen)
-    days, hours, names = read_together(
-        _of(every_day, topic),
-        _of(every_hour, topic) if step == HOUR else every_hour.none(),
-        every_day.order_by().values_list("topic").distinct(),
+    every_day = _of(TaskDay.objects.filter(day__gte=begins[0].date(), **seen), topic)
+    named = every_day.order_by().values_list("topic", "task").annotate(count=Sum("messages"))
+    most, rows, *answers = read_together(
+        named.order_by("-count", "topic", "task")[: MOST_TASKS + 1],
+        _rows_of_steps(step, begins[0], topic, topics),
+        *beside,
     )
     by_step: dict[datetime, list[Any]] = defaultdict(list)
-    if step == HOUR:
-        for hour in hours:
-            by_step[hour_of(hour.hour)].append(hour)
-    else:
-        for day in days:
-            by_step[beginning_of(day.day)].append(day)
-    by_task: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
-    errors: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for day in days:
-        by_task[day.topic, day.task].append(day)
-        errors[day.topic, day.task].update(json.loads(day.errors or "{}"))
-    tasks = [
-        TaskHistory(
-            topic=name,
-            task=task,
-            figures=figures_of(of_task),
-            errors=list(most_frequent(errors[name, task], ERRORS).items()),
-        )
-        for (name, task), of_task in by_task.items()
-    ]
+    for row in rows:
+        at = hour_of(row.hour) if step == HOUR else beginning_of(row.day)
+        by_step[at].append(row)
+    pairs = {(of, task) for of, task, _ in sorted(most, key=lambda one: -one[2])[:MOST_TASKS]}
     return History(
         step=step,
         steps=[Step(at=begin, figures=figures_of(by_step[begin])) for begin in begins],
         total=figures_of(row for begin in begins for row in by_step[begin]),
-        tasks=sorted(tasks, key=lambda task: (-task.figures.messages, task.topic, task.task)),
-        topics=sorted(name for (name,) in names),
+        tasks=_tasks(every_day, pairs),
+        more_tasks=len(most) > MOST_TASKS,
+        beside=answers,
     )
 
 
-def figures_of(rows: Iterable[TopicHour | TaskDay]) -> PeriodFigures:
+def _rows_of_steps(
+    step: timedelta, begin: datetime, topic: str, topics: Collection[str] | None
+) -> QuerySet[Any]:
+    """The rows whose sums are the steps: for all topics one of each step."""
+    seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
+    since: dict[str, Any]
+    if step == HOUR:
+        since = {"hour__gte": stored(begin)}
+        every, of_topics = HourTotal.objects.filter(**since), TopicHour.objects.filter(**since)
+    else:
+        since = {"day__gte": begin.date()}
+        every, of_topics = DayTotal.objects.filter(**since), TaskDay.objects.filter(**since)
+    return _of(of_topics.filter(**seen), topic) if topic or seen else every
+
+
+def _tasks(every_day: QuerySet[TaskDay], pairs: Collection[tuple[str, str]]) -> list[TaskHistory]:
+    """The figures of these pairs of a topic and a task."""
+    if not pairs:
+        return []
+    topics, tasks = map(set, zip(*pairs, strict=True))
+    by_task: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
+    errors: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for day in every_day.filter(topic__in=topics, task__in=tasks):
+        if (day.topic, day.task) in pairs:
+            by_task[day.topic, day.task].append(day)
+            errors[day.topic, day.task].update(json.loads(day.errors or "{}"))
+    found = [
+        TaskHistory(
+            topic=name,
+            task=task,
+            figures=figures_of(days),
+            errors=list(most_frequent(errors[name, task], ERRORS).items()),
+        )
+        for (name, task), days in by_task.items()
+    ]
+    return sorted(found, key=lambda one: (-one.figures.messages, one.topic, one.task))
+
+
+def figures_of(rows: Iterable[Figures]) -> PeriodFigures:
     """Of several rows together."""
     rows = list(rows)
     lateness, run = (

@@ -21,8 +21,8 @@ from ..archive.selection import pages_by_time
 from ..core.conf import get_settings
 from ..core.database import can_copy, copy_models
 from ..core.times import stored, utc
-from ..models import ArchivedMessage, Final, TaskDay, TopicHour
-from .histogram import Times, bucket, decode, encode, microseconds
+from ..models import ArchivedMessage, DayTotal, Final, HourTotal, TaskDay, TopicHour
+from .histogram import Times, bucket, decode, encode, merge_histograms, microseconds
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 #: Rows that are read in one query.
@@ -38,7 +38,11 @@ HISTOGRAMS = ("lateness", "run")
 
 _READ = ("state", "attempts", "lateness_ms", "run_ms", "error_class", "reason")
 #: The column with the hour, or the day, of a row.
-_SPAN: Mapping[type[Any], str] = {TopicHour: "hour", TaskDay: "day"}
+_SPAN: Mapping[type[Any], str] = {
+    TopicHour: "hour", HourTotal: "hour", TaskDay: "day", DayTotal: "day",
+}  # fmt: skip
+#: Where the sum of all rows of an hour, or a day, is kept.
+_TOTALS: Mapping[type[Any], type[Any]] = {TopicHour: HourTotal, TaskDay: DayTotal}
 
 
 class Sums:
@@ -211,7 +215,8 @@ def _sums_of(
 def _save(model: type[Any], at: Any, rows: Sequence[Any]) -> int:
     if replace_each(model, {at: rows})[at] is not Replacement.REPLACED:
         # Otherwise these figures would be due for ever.
-        _rows_of(model, [at]).update(computed_at=django_timezone.now())
+        for kept in (model, _TOTALS[model]):
+            _rows_of(kept, [at]).update(computed_at=django_timezone.now())
     return sum(row.messages for row in rows)
 
 
@@ -242,9 +247,26 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
         outcomes = compare_each(model, spans, fewer=fewer)
         replaced = [span for span, outcome in outcomes.items() if outcome is Replacement.REPLACED]
         if replaced:
-            _rows_of(model, replaced).delete()
-            _insert(model, [row for span in replaced for row in spans[span]])
+            totals = [_total_of(model, span, spans[span]) for span in replaced if spans[span]]
+            for of, rows in (
+                (model, [row for span in replaced for row in spans[span]]),
+                (_TOTALS[model], totals),
+            ):
+                _rows_of(of, replaced).delete()
+                _insert(of, rows)
     return outcomes
+
+
+def _total_of(model: type[Any], span: date, rows: Sequence[Any]) -> Any:
+    """The sum of all rows of this hour, or day."""
+    values: dict[str, Any] = {_SPAN[model]: span}
+    for name in ("messages", *COUNTS, *(f"{metric}_sum" for metric in HISTOGRAMS)):
+        values[name] = sum(getattr(row, name) for row in rows)
+    for metric in HISTOGRAMS:
+        values[metric] = encode(merge_histograms(decode(getattr(row, metric)) for row in rows))
+        highest = (getattr(row, f"{metric}_max") for row in rows)
+        values[f"{metric}_max"] = max((one for one in highest if one is not None), default=None)
+    return _TOTALS[model](**values)
 
 
 def _insert(model: type[Any], rows: Sequence[Any]) -> None:

@@ -3,11 +3,11 @@ that bends is explained by what stands at the bend."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from django.db.models import F, Q, Subquery
+from django.db.models import F, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from ..core.conf import get_settings
@@ -46,14 +46,22 @@ def leave_mark(words: str, by: str) -> OperatorAction:
     return action
 
 
-def read_marks(age: timedelta = SHOWN) -> Sequence[ChartMark]:
-    """The newest marks of this time, the oldest first. Raises django.db.Error."""
+def read_marks() -> Sequence[ChartMark]:
+    """The newest marks of the time that is shown, the oldest first. Raises django.db.Error."""
+    return marks_of(mark_rows(SHOWN))
+
+
+def mark_rows(age: timedelta) -> QuerySet[OperatorAction]:
+    """The records of this time that are drawn, the newest first."""
     every = OperatorAction.objects.using(get_settings().database)
     newest = every.order_by("-pk").values(floor=F("pk") - NEWEST)[:1]
     wide = Q(action__in=WIDE) | (Q(bulk_operation__isnull=False) & ~Q(action="cancel bulk"))
-    rows = every.filter(
-        wide, pk__gt=Subquery(newest), started_at__gte=timezone.now() - age
-    ).order_by("-pk")[:MOST]
+    recent = every.filter(wide, pk__gt=Subquery(newest), started_at__gte=timezone.now() - age)
+    return recent.order_by("-pk")[:MOST]
+
+
+def marks_of(rows: Iterable[OperatorAction]) -> Sequence[ChartMark]:
+    """The marks of these records, the oldest first."""
     return [
         ChartMark(
             aware(row.started_at),
@@ -61,5 +69,5 @@ def read_marks(age: timedelta = SHOWN) -> Sequence[ChartMark]:
             row.selection if row.action == MARK else "",
             row.topic,
         )
-        for row in reversed(rows)
+        for row in sorted(rows, key=lambda row: row.pk)
     ]

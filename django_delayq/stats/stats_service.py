@@ -10,13 +10,13 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Max, Q
+from django.db.models import Q
 
 from ..archive.selection import newest_id
 from ..core.database import reached
 from ..core.service import Service
 from ..core.times import stored, utc
-from ..models import ArchivedMessage, TaskDay, TopicHour
+from ..models import ArchivedMessage, DayTotal, HourTotal
 from ..store.store import RedisStore
 from . import hourly
 from .hourly import DAY, HOUR
@@ -130,8 +130,8 @@ class StatsService(Service):
         """Recent hours that are missing, go on, or were computed before they had settled."""
         this = hourly.hour_of(now)
         recent = [this - HOUR * n for n in range(int(RECENT / HOUR))]
-        rows = TopicHour.objects.filter(hour__gte=stored(recent[-1]))
-        known = rows.values("hour").annotate(at=Max("computed_at")).values_list("hour", "at")
+        rows = HourTotal.objects.filter(hour__gte=stored(recent[-1]))
+        known = rows.values_list("hour", "computed_at")
         computed = {hourly.hour_of(hour): at for hour, at in known}
         return [hour for hour in reversed(recent) if self._is_due(hour, HOUR, computed.get(hour))]
 
@@ -141,8 +141,8 @@ class StatsService(Service):
         recent = [today - DAY * n for n in range(RECENT // DAY, 0, -1)]
         if time.monotonic() >= self._day_at:
             recent.append(today)
-        rows = TaskDay.objects.filter(day__gte=recent[0].date())
-        computed = dict(rows.values("day").annotate(at=Max("computed_at")).values_list("day", "at"))
+        rows = DayTotal.objects.filter(day__gte=recent[0].date())
+        computed = dict(rows.values_list("day", "computed_at"))
         return [day.date() for day in recent if self._is_due(day, DAY, computed.get(day.date()))]
 
     def _is_due(self, begin: datetime, span: timedelta, computed_at: datetime | None) -> bool:

@@ -25,6 +25,8 @@ from tests.benchmarks.common import median
 from tests.benchmarks.pages import MOST_MS, MOST_QUERIES, log_in
 
 TOPICS, WAITING, ROWS, OUTBOX, RUNS = 10_000, 1_000_000, 2_000_000, 20_000, 7
+#: Of the figures of each topic.
+HOURS, DAYS = 24, 30
 #: Rows that are made one by one. The others are their copies, made by the database.
 ORIGINALS = 100_000
 ROOT = "/admin/django_delayq/dashboard/"
@@ -67,6 +69,7 @@ def fill(options: common.Options, topics: list[str]) -> None:
     waiting = _enqueue(topics, options.scaled(WAITING, 5_000))
     rows = _fill(topics, options.scaled(ROWS, 4_000))
     _postpone(topics[0], options.scaled(OUTBOX, 500))
+    _count(topics)
     took = time.monotonic() - begun
     print(f"  {waiting:,} messages, {rows:,} rows: filled in {took:.0f} s", flush=True)
 
@@ -180,6 +183,35 @@ def _fill(topics: list[str], count: int) -> int:
     return originals * copies
 
 
+def _count(topics: list[str]) -> None:
+    """Figures of each topic: those of the last HOURS hours, and of the last DAYS days."""
+    from datetime import datetime, timezone
+
+    from django_delayq.core.times import stored
+    from django_delayq.models import TaskDay, TopicHour
+    from django_delayq.stats.histogram import encode
+    from django_delayq.stats.hourly import COUNTS, hour_of, replace_each
+
+    now = hour_of(datetime.now(tz=timezone.utc))
+    times = encode(dict.fromkeys(range(100, 220, 6), 3))
+    figures: dict[str, Any] = dict.fromkeys(COUNTS, 15)
+    figures |= {
+        "messages": 60,
+        "lateness": times,
+        "lateness_max": 9e4,
+        "run": times,
+        "run_max": 8e4,
+    }
+    for n in range(HOURS):
+        hour = stored(now - timedelta(hours=n))
+        rows = [TopicHour(hour=hour, topic=topic, **figures) for topic in topics]
+        replace_each(TopicHour, {hour: rows})
+    for n in range(DAYS):
+        day = (now - timedelta(days=n)).date()
+        days = [TaskDay(day=day, topic=t, task="tests.app.tasks.record", **figures) for t in topics]
+        replace_each(TaskDay, {day: days})
+
+
 def _shift(is_postgresql: bool, name: str) -> str:
     """An instant, moved back."""
     seconds = "(%s + (%s - bench_number) * -%s)"
@@ -235,6 +267,8 @@ def _addresses(topics: list[str]) -> list[tuple[str, str]]:
         ("archive, of a topic", "archive/", {"topic": topic}),
         ("archived", f"archive/{row.pk}/", {}),
         ("statistics", "statistics/", {}),
+        ("statistics, 30 days", "statistics/", {"period": "30d"}),
+        ("statistics, of a topic", "statistics/", {"topic": topic}),
         ("bulk operations", "bulk/", {}),
         ("bulk, new", "bulk/new/", {"kind": "replay", "topic": dead.topic, "open": "on"}),
         ("workers", "workers/", {}),

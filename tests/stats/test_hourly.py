@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone as django_timezone
 
 from django_delayq.core.times import stored, utc
-from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
+from django_delayq.models import ArchivedMessage, DayTotal, HourTotal, TaskDay, TopicHour
 from django_delayq.stats import hourly as statistics
 from django_delayq.stats.histogram import decode, encode, merge_histograms, percentile
 from django_delayq.stats.hourly import (
@@ -28,6 +28,7 @@ from django_delayq.stats.hourly import (
     compute_hour,
     day_of,
     hour_of,
+    replace_each,
 )
 from tests.hands import together
 from tests.stats.histograms import histogram
@@ -455,3 +456,40 @@ def test_the_database_of_the_settings_is_read_and_written(settings: Any) -> None
     assert (compute_hour(NOON), compute_day(TODAY)) == (1, 1)
     assert [model.objects.using("default").count() for model in (TopicHour, TaskDay)] == [0, 0]
     assert [model.objects.using("other").count() for model in (TopicHour, TaskDay)] == [1, 1]
+
+
+# Totals
+
+
+def test_the_total_of_an_hour_and_of_a_day_is_the_sum_of_their_rows() -> None:
+    finish(count=3, topic="orders", lateness_ms=1.0)
+    finish(topic="mail", attempts=3, lateness_ms=700.0, run_ms=None)
+    finish(topic="mail", state="dead", error_class="ValueError", attempts=2)
+    compute_hour(NOON)
+    compute_day(day_of(NOON))
+    for total, rows in (
+        (HourTotal.objects.get(), TopicHour.objects.all()),
+        (DayTotal.objects.get(), TaskDay.objects.all()),
+    ):
+        assert rows.count() > 1
+        for name in ("messages", "acked", "dead", "attempts", "retried", "lateness_sum"):
+            assert getattr(total, name) == sum(getattr(row, name) for row in rows)
+        assert (total.messages, total.retried, total.lateness_max, total.run_max) == (5, 2, 700, 20)
+        for metric in ("lateness", "run"):
+            summed = merge_histograms(decode(getattr(row, metric)) for row in rows)
+            assert decode(getattr(total, metric)) == summed
+
+
+def test_a_total_is_replaced_with_its_hour_and_stays_with_it() -> None:
+    finish(count=2)
+    compute_hour(NOON)
+    finish(topic="mail")
+    compute_hour(NOON)
+    assert HourTotal.objects.get().messages == 3
+    before = HourTotal.objects.get().computed_at
+    ArchivedMessage.objects.all().delete()
+    compute_hour(NOON)  # the archive was pruned: the figures stay
+    total = HourTotal.objects.get()
+    assert (total.messages, total.computed_at > before) == (3, True)
+    assert replace_each(TopicHour, {stored(NOON): []}, fewer=True)
+    assert not HourTotal.objects.exists()

@@ -6,15 +6,14 @@ from collections.abc import Collection
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ...core.times import aware
 from ...operators.topic_permission import permitted_topics
-from ...stats.history import PERIODS, History, history
+from ...stats.history import MOST_TASKS, PERIODS, History, history
 from ...stats.hourly import HOUR
-from ...stats.marks import MARK, read_marks
+from ...stats.marks import MARK, mark_rows, marks_of
+from ...tasks import registry
 from ..charts import Axis, Chart, Series
 from ..site import register_page, show
 from ..timed_charts import mark_words, range_words
@@ -33,7 +32,8 @@ def statistics_view(request: HttpRequest) -> HttpResponse:
     period = request.GET.get("period", "24h")
     topic = request.GET.get("topic", "")
     period = period if period in PERIODS else "24h"
-    found = history(period, topic, permitted_topics(request.user))
+    topics = permitted_topics(request.user)
+    found = history(period, topic, topics, beside=[mark_rows(PERIODS[period][0] + HOUR)])
     return show(
         request,
         "statistics.html",
@@ -41,28 +41,32 @@ def statistics_view(request: HttpRequest) -> HttpResponse:
         refreshed=True,
         charts=True,
         history=found,
-        pictures=_pictures(found, topic, permitted_topics(request.user)),
+        pictures=_pictures(found, {topic} if topic else topics),
         periods=[(name, WORDS[name]) for name in PERIODS],
         period=period,
         topic=topic,
-        topics=sorted({*found.topics, topic} - {""}),
+        topics=sorted(
+            (registry.known_topics() if topics is None else topics)
+            | {topic, *(one.topic for one in found.tasks)} - {""}
+        ),
+        most_tasks=MOST_TASKS,
         is_hourly=found.step == HOUR,
     )
 
 
-def _pictures(found: History, topic: str, topics: Collection[str] | None) -> list[Chart]:
-    """Finished, dead and late, by hour or by day."""
+def _pictures(found: History, seen: Collection[str] | None) -> list[Chart]:
+    """Finished, dead and late, by hour or by day. `seen`: the topics whose marks are drawn."""
     is_hourly = found.step == HOUR
     finished = [step.figures.messages for step in found.steps]
     dead = [step.figures.states["dead"] for step in found.steps]
     late = [(step.figures.late_p99_ms or 0) / 1000 for step in found.steps]
     messages = Axis(title=_("Messages"))
     by = _("%(what)s by hour") if is_hourly else _("%(what)s by day (UTC)")
-    seen = {topic} if topic else topics
     marks = [
         (mark.at, mark_words(mark))
-        for mark in read_marks(aware(timezone.now()) - found.steps[0].at)
-        if seen is None or mark.action == MARK or mark.topic in seen
+        for mark in marks_of(found.beside[0])
+        if mark.at >= found.steps[0].at
+        and (seen is None or mark.action == MARK or mark.topic in seen)
     ]
     common: dict[str, Any] = {
         "x_title": _("Hour") if is_hourly else _("Day (UTC)"),
