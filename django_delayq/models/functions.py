@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
+from uuid import UUID
 
-from django.db.models import Func, IntegerField
+from django.db import connections
+from django.db.models import Func, IntegerField, Model, QuerySet
 from django.db.models.functions import Now
+
+from ..core.conf import get_settings
+
+M = TypeVar("M", bound=Model)
 
 
 class UtcNow(Now):
@@ -27,3 +34,16 @@ class Octets(Func):
         return self.as_sql(
             compiler, connection, template="LENGTH(CAST(%(expressions)s AS BLOB))", **extra
         )
+
+
+def most_ids() -> int:
+    """Ids in one statement: SQLite takes a condition with at most 1,000 parts."""
+    return 900 if connections[get_settings().database].vendor == "sqlite" else 10_000
+
+
+def with_ids(rows: QuerySet[M], ids: Sequence[UUID]) -> QuerySet[M]:
+    """Those of these message ids, most_ids() at most. PostgreSQL takes them as one array: of 10,000
+    it does not have to read 10,000 parts of a condition, which takes it 100 ms."""
+    if connections[rows.db].vendor != "postgresql" or len(ids) == 1:
+        return rows.filter(message_id__in=ids)
+    return rows.extra(where=["message_id = ANY(%s)"], params=[list(ids)])

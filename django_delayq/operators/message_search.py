@@ -18,13 +18,11 @@ from ..core.present import bare
 from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
+from ..models.functions import most_ids, with_ids
 from ..models.one_statement import read_together
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
-
-#: Ids in one statement: SQLite takes a condition with at most 1,000 parts.
-MOST_IDS = 900
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +75,8 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResul
 
 
 def by_keys(keys: Iterable[tuple[str, str]], *, redis: bool = True) -> list[SearchResult]:
-    """The message with each of these topics and keys, the live ones first: one query for 900 of
-    them. The topics need not exist. Raises InvalidKey or StoreUnavailable."""
+    """The message with each of these topics and keys, the live ones first: one query for
+    most_ids() of them. The topics need not exist. Raises InvalidKey or StoreUnavailable."""
     return _find([(topic, key_id(topic, check_key(key) or "")) for topic, key in keys], redis)
 
 
@@ -117,7 +115,7 @@ def _newest_rows(ids: Sequence[UUID]) -> QuerySet[ArchivedMessage]:
     There are as many ids as topics, and few of them have a row."""
     rows = ArchivedMessage.objects.order_by()
     later = rows.filter(message_id=OuterRef("message_id"), enqueued_at__gt=OuterRef("enqueued_at"))
-    return rows.filter(~Exists(later), message_id__in=ids)
+    return with_ids(rows.filter(~Exists(later)), ids)
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
@@ -129,14 +127,14 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 
 def _find(places: Sequence[tuple[str, bytes]], redis: bool) -> list[SearchResult]:
     """The messages with these topics and ids, the live ones first: one round trip to Redis, and one
-    query for 900 of them. An id that is live has no row."""
+    query for most_ids() of them. An id that is live has no row."""
     # Redis first: what ends in between is found there, and what the relay moves to it in between
     # has a row of the outbox that says so.
     found = get_store().find_many(places) if redis else ()
     there = {(partition.topic, one.id): live_hit(shown(partition, one)) for partition, one in found}
     kept, ended = dict[tuple[str, bytes], OutboxMessage](), list[ArchivedMessage]()
-    for ids in chunked(list({UUID(bytes=identity) for _, identity in places}), MOST_IDS):
-        in_outbox = OutboxMessage.objects.filter(message_id__in=ids)
+    for ids in chunked(list({UUID(bytes=identity) for _, identity in places}), most_ids()):
+        in_outbox = with_ids(OutboxMessage.objects.all(), ids)
         waiting, newest = read_together(in_outbox, _newest_rows(ids))
         kept |= {(row.topic, row.message_id.bytes): row for row in waiting}
         ended += newest

@@ -7,6 +7,7 @@ worker goes on with it, or the same call of the command does.
 
 from __future__ import annotations
 
+import math
 import secrets
 import socket
 import time
@@ -43,6 +44,8 @@ __all__ = ["ArgumentEdit", "WaitingChange", "WaitingSelection", "change_waiting"
 LOOK_AGAIN = 0.5
 #: Messages of a sample.
 SAMPLE = 10
+#: Messages that a page reads at least, whatever it takes, and seconds for which it goes on.
+LEAST, LOOKS_FOR = 500, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +109,18 @@ class WaitingPreview:
 def preview_waiting(
     user: User, selection: WaitingSelection, *, seconds: float = 0.0, shown: int = SAMPLE
 ) -> WaitingPreview:
-    """Count the messages, and show the first few. The cost has a bound: it reads MANY messages, or
-    on for so many seconds. All of a topic is counted without reading. Raises NotPermitted,
-    InvalidMessage, UnknownTopic and StoreUnavailable."""
+    """Count the messages, and show the first few. The cost has a bound: it reads for LOOKS_FOR
+    seconds, at least LEAST and at most MANY messages, or on for so many `seconds`. All of a topic
+    is counted without reading. Raises NotPermitted, InvalidMessage, UnknownTopic and
+    StoreUnavailable."""
     check_selection(user, selection)
     if selection.is_whole_topic:
         stats, outbox = topic_stats(selection.topic), count_outbox(selection.topic)
         sample = list(islice(waiting_messages(selection), shown))
         count = stats.delayed + stats.backlog + outbox
         return WaitingPreview(count=count, more=outbox >= CAP, sample=sample)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (seconds or LOOKS_FOR)
+    least, most = (MANY, math.inf) if seconds else (LEAST, MANY)
     count, read, sample = 0, 0, list[Message]()
     permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
     more = False
@@ -123,7 +128,7 @@ def preview_waiting(
         count += len(page.messages)
         sample += islice(page.messages, shown - len(sample))
         read += BATCH if page.cursor else 10  # there may be thousands of empty topics
-        if read >= MANY and time.monotonic() >= until:
+        if read >= most or (read >= least and time.monotonic() >= until):
             more = True
             break
     sample.sort(key=lambda message: message.due_at)

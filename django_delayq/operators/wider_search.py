@@ -14,23 +14,23 @@ from django.utils import timezone
 
 from ..archive.search import page_of
 from ..archive.selection import Selection
-from ..client.topics import list_messages
 from ..models import ArchivedMessage, OutboxMessage
 from ..models.one_statement import read_together
 from ..store import get_store
+from ..tasks.naming import shown
 from .message_search import SearchResult, archived_hit, by_keys, live_hit
 from .topic_permission import Topics
 from .waiting_selection import WaitingSelection, pages_of_topics
 
-#: Waiting messages that a search for an argument reads at most, and topics that it looks into.
-READS, TOPICS = 2_000, 50
+#: Waiting messages that a search for an argument reads at most.
+READS = 2_000
 #: How far back the archive is searched for an argument.
 BACK = timedelta(hours=24)
 #: Hits that are shown.
 HITS = 20
-#: Newest rows of the archive and of the outbox, and waiting messages of each topic, whose keys say
-#: how keys look.
-RECENT, RECENT_OF_TOPIC = 500, 50
+#: Newest rows of the archive and of the outbox, and waiting messages of each lane of some
+#: partitions, whose keys say how keys look.
+RECENT, RECENT_OF_LANE, PARTITIONS = 500, 50, 50
 #: Keys of one form that are looked up.
 GUESSES = 20
 
@@ -103,10 +103,11 @@ def _recent_keys(topic: str, topics: Topics) -> Iterator[tuple[str, str]]:
     for where, key in itertools.chain.from_iterable(read_together(*newest)):
         if key and _among(topic, topics, [where]):
             yield where, key
-    for where in _among(topic, topics, sorted(get_store().topics.names()))[:TOPICS]:
-        for message in list_messages(where, limit=RECENT_OF_TOPIC).messages:
-            if message.key:
-                yield where, message.key
+    store = get_store()
+    used = [part for part in store.topics.used_partitions() if _among(topic, topics, [part.topic])]
+    for partition, found in store.queries.first_waiting(used[:PARTITIONS], RECENT_OF_LANE):
+        if key := shown(partition, found).key:
+            yield partition.topic, key
 
 
 def _among(topic: str, topics: Topics, these: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@ messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from django.db import connections
 
@@ -29,7 +29,7 @@ def check_existing(topic: str) -> str:
 
     For an undeclared topic Redis is asked, then the database.
     """
-    if topic in registry.known_topics() or topic in get_store().topics.names():
+    if registry.is_known(topic) or topic in get_store().topics.names():
         return topic
     # Not above: models need the apps, and `import django_delayq` comes here before they are ready.
     from ..models import OutboxMessage
@@ -42,10 +42,12 @@ def check_existing(topic: str) -> str:
     )
 
 
-def every_topic(*, redis: bool = True) -> list[str]:
-    """All topics, sorted. Without `redis`, Redis is not asked."""
+def every_topic(*, redis: bool = True, in_outbox: Iterable[str] | None = None) -> list[str]:
+    """All topics, sorted. Without `redis`, Redis is not asked. `in_outbox`: topics_of_outbox(),
+    when they were read before."""
     used = get_store().topics.names() if redis else ()
-    return sorted({*registry.known_topics(), *used, *topics_of_outbox()})
+    kept = topics_of_outbox() if in_outbox is None else in_outbox
+    return sorted({*registry.known_topics(), *used, *kept})
 
 
 def topics_of_outbox() -> Iterator[str]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from django.db.models import Model, QuerySet, Sum
+from django.db.models import BigIntegerField, Model, QuerySet, Sum
+from django.db.models.functions import Cast
 
 from ..core.conf import NAME
 from ..core.times import local, stored, utc
@@ -38,6 +39,8 @@ PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
     "30d": (timedelta(days=30), DAY),
     "90d": (timedelta(days=90), DAY),
 }
+#: A whole number: databases make a decimal of it.
+_SUM = Cast(Sum("messages"), BigIntegerField())
 #: Kinds of errors that are shown of a task.
 ERRORS = 3
 #: Tasks that are shown.
@@ -123,8 +126,10 @@ def history(
     last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
     begins = [last - step * n for n in range(length // step - 1, -1, -1)]
     seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
-    every_day = _of(TaskDay.objects.filter(day__gte=begins[0].date(), **seen), topic)
-    named = every_day.order_by().values_list("topic", "task").annotate(count=Sum("messages"))
+    # Each of the days, which the index of days and topics finds one by one.
+    days = {begin.date() for begin in begins}
+    every_day = _of(TaskDay.objects.filter(day__in=days, **seen), topic)
+    named = every_day.order_by().values_list("topic", "task").annotate(count=_SUM)
     most, rows, *answers = read_together(
         named.order_by("-count", "topic", "task")[: MOST_TASKS + 1],
         _rows_of_steps(step, begins[0], topic, topics),

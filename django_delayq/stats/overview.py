@@ -325,7 +325,7 @@ def overview_of(topics: Collection[str]) -> Overview:
 def worker_statuses() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
-    return statuses_of(store.queries.snapshot((), (), 1), store.clock_ms())
+    return statuses_of(store.queries.fleet(), store.clock_ms())
 
 
 def obstacles(topic: str) -> Obstacles:

@@ -83,6 +83,11 @@ class RedisClient:
         return open_client(self.settings)
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether it is a cluster, where a command has keys of one slot."""
+        return getattr(self.redis, "connection_pool", None) is None
+
+    @property
     def is_one_server(self) -> bool:
         """Whether it is neither a cluster nor found by Sentinel."""
         pool = getattr(self.redis, "connection_pool", None)
@@ -97,8 +102,7 @@ class RedisClient:
         cluster one for each read when a script is among them."""
         asked = self.redis
         # The pipeline of a cluster's client takes no scripts.
-        is_cluster = getattr(asked, "connection_pool", None) is None
-        if len(reads) == 1 or (is_cluster and any(read.partition for read in reads)):
+        if len(reads) == 1 or (self.is_cluster and any(read.partition for read in reads)):
             return [
                 self.call(read.name, read.partition, read.args)
                 if read.partition

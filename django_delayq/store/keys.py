@@ -64,7 +64,7 @@ class Partition(NamedTuple):
         return f"{self.topic}:{self.number}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)
 def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
     """The ten keys of a partition in the order that the scripts expect (shared/partition.lua)."""
     base = f"{prefix}:{{{partition}}}:"
@@ -72,6 +72,11 @@ def partition_keys(prefix: str, partition: Partition) -> tuple[str, ...]:
     "finished",
              "followers", "meta", "limits")  # fmt: skip
     return tuple(base + name for name in names)
+
+
+def messages_key(prefix: str, partition: Partition) -> str:
+    """The hash of records."""
+    return partition_keys(prefix, partition)[4]
 
 
 def leased_key(prefix: str, partition: Partition) -> str:

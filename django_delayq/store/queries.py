@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from ..core.chunks import chunked
 from ..core.message import Attempts, Final, Found, State
 from . import keys
 from .client import BATCH, Read, RedisClient
@@ -19,6 +20,8 @@ COUNTERS = ("enqueued", "acked", "retried", "dead", "cancelled", "expired", "rec
 #: The fields of `meta` that stats.lua reads, in this order.
 _META = ("paused", "wakeups", *COUNTERS)
 
+#: Keys of one EXISTS: it tells at once that none of these partitions has leases.
+TOGETHER = 50
 #: What a limit holds back has this added to its due time (lua/shared/partition.lua).
 HELD_MS = 2**48
 
@@ -115,6 +118,21 @@ class Queries:
             found += found_in(rest, self._client.call("find", partition, rest))
         return found
 
+    def with_records(
+        self, batches: Sequence[tuple[Partition, Sequence[bytes]]]
+    ) -> Sequence[tuple[Partition, Sequence[bytes]]]:
+        """Those of these ids, by their partitions, that have a record: a cheap command each, in one
+        round trip, before a script is asked about them."""
+        prefix = self._client.prefix
+        reads = [
+            Read("HEXISTS", None, (keys.messages_key(prefix, partition), message_id))
+            for partition, ids in batches
+            for message_id in ids
+        ]
+        answers = iter(self._client.read_all(reads))
+        known = [(partition, [i for i in ids if next(answers)]) for partition, ids in batches]
+        return [(partition, ids) for partition, ids in known if ids]
+
     def windows(
         self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
     ) -> Sequence[Sequence[float]]:
@@ -150,10 +168,18 @@ class Queries:
         return sorted(found, key=lambda lease: lease.deadline_ms)
 
     def count_leased(self, partitions: Sequence[Partition]) -> Sequence[int]:
-        """How many leases each partition has; one round trip."""
-        prefix = self._client.prefix
-        reads = [Read("ZCARD", None, (keys.leased_key(prefix, part),)) for part in partitions]
-        return self._client.read_all(reads) if reads else []
+        """How many leases each partition has; one round trip, or two of thousands of partitions:
+        few of these have any."""
+        leased = [keys.leased_key(self._client.prefix, partition) for partition in partitions]
+        asked = leased
+        if len(leased) > TOGETHER and not self._client.is_cluster:
+            groups = list(chunked(leased, TOGETHER))
+            there = self._client.read_all([Read("EXISTS", None, group) for group in groups])
+            busy = [group for group, exists in zip(groups, there, strict=True) if exists]
+            asked = list(chain.from_iterable(busy))
+        answers = self._client.read_all([Read("ZCARD", None, (key,)) for key in asked])
+        counts = dict(zip(asked, answers, strict=True))
+        return [counts.get(key, 0) for key in leased]
 
     def holders(self, counts: Iterable[tuple[Partition, int]]) -> Sequence[HeldLease]:
         """So many leases of each partition, those that end first, with their tokens; one round trip
@@ -180,6 +206,19 @@ class Queries:
         reads = [Read("find", lease.partition, (lease.id,)) for lease in leases]
         answers = zip(leases, self._client.read_all(reads), strict=True)
         return [found_in([lease.id], answer)[0] for lease, answer in answers]
+
+    def first_waiting(
+        self, partitions: Sequence[Partition], limit: int
+    ) -> Iterator[tuple[Partition, Found]]:
+        """Messages of each lane of each partition that are due first, up to `limit`, fewer of large
+        ones; one round trip (read_all)."""
+        asked = [(partition, lane) for partition in partitions for lane in (1, 2, 3)]
+        reads = [Read("list", partition, (lane, "", b"", limit)) for partition, lane in asked]
+        answers = self._client.read_all(reads) if reads else []
+        for (partition, _), (_, *rest) in zip(asked, answers, strict=True):
+            flat = iter(rest)
+            for fields in zip(flat, flat, flat, flat, flat, strict=True):
+                yield partition, _found(*fields)
 
     def list(
         self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int
@@ -246,11 +285,22 @@ class Queries:
             forecast=dict(
                 zip(partitions, (counts[1:] for counts in answers[1 : len(reads) : 2]), strict=True)
             ),
-            heartbeats={name.decode(): json.loads(beat) for name, beat in heartbeats.items()},
+            heartbeats=_beats(heartbeats),
             quiet={name.decode() for name in quiet},
             samples=[json.loads(fields[b"sample"]) for _, fields in reversed(entries)],
             used=keys.partitions_in(topics),
         )
+
+    def fleet(self) -> Snapshot:
+        """Only the heartbeats, and who is quiet."""
+        prefix = self._client.prefix
+        heartbeats, quiet = self._client.read_all(
+            [
+                Read("HGETALL", None, (keys.workers_key(prefix),)),
+                Read("HKEYS", None, (keys.quiet_key(prefix),)),
+            ]
+        )
+        return Snapshot({}, {}, _beats(heartbeats), {name.decode() for name in quiet}, (), ())
 
     def sample_between(self, oldest_ms: float, newest_ms: float) -> TopicSamples | None:
         """The newest sample of each topic that was taken in between. Only the last minutes are
@@ -349,6 +399,10 @@ class Queries:
     def oldest_lease_ms(self, partition: Partition) -> float | None:
         """The deadline of the lease that ends first. None when nothing is leased."""
         return next((lease.deadline_ms for lease in self.leases([partition], 1)), None)
+
+
+def _beats(answer: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    return {name.decode(): json.loads(beat) for name, beat in answer.items()}
 
 
 def _stats(answer: Sequence[Any]) -> PartitionStats:

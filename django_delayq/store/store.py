@@ -55,6 +55,9 @@ SEND_NAMES_AGAIN = 30.0
 #: Seconds after which a process reads the numbers of partitions again. It also registers its own
 #: again, because FLUSHALL removes them.
 READ_COUNTS_AGAIN = 30.0
+#: Partitions that are asked for messages by a script each. Of more than these a cheap command first
+#: finds those that have the message: 10,000 scripts take 400 ms.
+FEW = 100
 T = TypeVar("T")
 Ids = list[bytes]
 Leases = list[Lease]
@@ -257,9 +260,12 @@ class RedisStore:
         return next(iter(self.find_many([(topic, message_id)])), None)
 
     def find_many(self, places: Iterable[tuple[str, bytes]]) -> Sequence[Located]:
-        """The live messages among these topics and ids; one round trip (read_all). A key may be
-        live in two partitions: two processes had different numbers of them."""
+        """The live messages among these topics and ids; one round trip (read_all), or two for many
+        partitions. A key may be live in two partitions: two processes had different numbers of
+        them."""
         batches = self._batches((topic, i, i) for topic, i in dict.fromkeys(places))
+        if len(batches) > FEW:
+            batches = self.queries.with_records(batches)
         answers = self.client.read_all([Read("find", *batch) for batch in batches])
         located: list[Located] = []
         for (partition, ids), answer in zip(batches, answers, strict=True):

@@ -53,7 +53,17 @@ def check_topic(topic: str) -> str:
 
 def is_declared(topic: str) -> bool:
     """Whether a task or the settings declare it."""
-    return get_settings().is_for_api(topic) or topic in known_topics()
+    return get_settings().is_for_api(topic) or is_known(topic)
+
+
+def is_known(topic: str) -> bool:
+    """Whether it is one of known_topics(), without making all of them: there may be thousands."""
+    return (
+        topic == DEFAULT_TOPIC
+        or topic in topics
+        or topic in get_settings().topics
+        or any(task.options.topic == topic for task in by_name.values())
+    )
 
 
 def known_topics() -> set[str]:

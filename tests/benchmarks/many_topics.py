@@ -30,7 +30,7 @@ HOURS, DAYS = 24, 30
 #: Rows that are made one by one. The others are their copies, made by the database.
 ORIGINALS = 100_000
 ROOT = "/admin/django_delayq/dashboard/"
-#: Most of one page.
+#: Most of the page of all topics.
 MOST_KB = 100.0
 #: Says that the servers are filled.
 MEASURE = "--measure"
@@ -55,8 +55,9 @@ def main(arguments: list[str]) -> None:
         variables = {"DELAYQ_BENCH_REDIS": server.url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
         again = [sys.executable, "-m", __spec__.name, on_database.ONE, MEASURE]
         again += [one for one in own if one != "--keep"]
-        subprocess.run(again, env={**os.environ, **variables}, check=True)
-        if "--keep" in own:
+        kept = "--keep" in own
+        subprocess.run(again, env={**os.environ, **variables}, check=not kept)
+        if kept:
             variables[databases.VARIABLE] = os.environ[databases.VARIABLE]
             said = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
             print(*said, shlex.join(again), flush=True)
@@ -89,8 +90,9 @@ def measure(options: common.Options, topics: list[str], explain: bool) -> None:
         "many_topics", results[slowest].ms, "ms",
         case=databases.kind_of(json.loads(os.environ[databases.VARIABLE])), slowest=slowest,
         bar_ms=MOST_MS, queries=max(one.queries for one in results.values()),
-        bar_queries=MOST_QUERIES, largest_kb=max(one.kb for one in results.values()),
-        bar_kb=MOST_KB, overview_ms=results["overview"].ms, overview_kb=results["overview"].kb,
+        bar_queries=MOST_QUERIES, overview_ms=results["overview"].ms,
+        overview_kb=max(one.kb for name, one in results.items() if name.startswith("overview")),
+        bar_kb=MOST_KB,
         cold_ms=cold, topics=len(topics), pages=len(results),
     )  # fmt: skip
 
@@ -315,7 +317,8 @@ def _page(client: Any, name: str, address: str, runs: int) -> Measured:
         answer = client.get(address)
     assert answer.status_code == 200, f"{address}: {answer.status_code}"
     found = Measured(median(times), len(captured), len(answer.content) / 1024)
-    missed = found.ms > MOST_MS or found.queries > MOST_QUERIES or found.kb > MOST_KB
+    is_large = name.startswith("overview") and found.kb > MOST_KB
+    missed = found.ms > MOST_MS or found.queries > MOST_QUERIES or is_large
     spread = f"{found.ms:8.1f} ms ({min(times):.0f} to {max(times):.0f})"
     print(
         f"  {name:<30} {spread}  {found.queries} queries  {found.kb:.0f} KB{'  MISSED' * missed}",

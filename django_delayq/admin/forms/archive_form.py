@@ -19,7 +19,7 @@ from ...core.present import word
 from ...models import Final
 from ...operators.topic_permission import Topics
 from ...tasks import registry
-from .message_forms import InstantField, write_many
+from .message_forms import InstantField, offer_names
 
 #: What `period` may say.
 PERIODS = {
@@ -66,9 +66,10 @@ class ArchiveForm(forms.Form):
             "type": "search",
             "autocomplete": "off",
         }
-        self._offer("state", _("any state"), [(value, word(value)) for value in Final.values])
-        self._offer("topic", _("All topics"), [(name, name) for name in offered_topics(topics)])
-        self._offer("task", _("All tasks"), [(name, name) for name in offered_tasks(topics)])
+        states = [("", _("any state")), *((value, word(value)) for value in Final.values)]
+        self.fields["state"].choices = states  # type: ignore[attr-defined]
+        self._offer("topic", _("All topics"), offered_topics(topics))
+        self._offer("task", _("All tasks"), offered_tasks(topics))
 
     def clean(self) -> dict[str, Any]:
         """Read the whole selection."""
@@ -104,15 +105,12 @@ class ArchiveForm(forms.Form):
             self.add_error(None, str(error))
         return given
 
-    def _offer(self, name: str, anything: str, choices: Any) -> None:
+    def _offer(self, name: str, anything: str, names: list[str]) -> None:
         """Offer what the code declares, and the value in the address: the archive may have topics
         and tasks that the code no longer declares."""
         chosen = self.query.get(name, "")
-        known = [("", anything), *choices]
-        if chosen and name != "state" and chosen not in dict(known):
-            known.append((chosen, chosen))
-        self.fields[name].choices = known  # type: ignore[attr-defined]
-        write_many(self.fields[name])
+        more = [chosen] if chosen and chosen not in names else []
+        offer_names(self, name, [*names, *more], anything)
 
 
 def offered_topics(topics: Topics) -> list[str]:

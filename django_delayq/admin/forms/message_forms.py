@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -253,14 +253,35 @@ class InstantField(forms.CharField):
 MOST_CHOICES = 200
 
 
-def write_many(field: forms.Field) -> None:
-    """Make a field with very many choices one for text. Its choices still say what it takes."""
-    choices = list(getattr(field, "choices", ()))
-    if len(choices) > MOST_CHOICES:
-        anything = str(dict(choices).get("", ""))
-        field.widget = forms.TextInput(
-            attrs={"placeholder": anything, "autocomplete": "off", "spellcheck": "false"}
-        )
+class NameField(forms.CharField):
+    """One of very many names: one writes it."""
+
+    def __init__(self, names: Iterable[str], **options: Any) -> None:
+        super().__init__(**options)
+        self.names = frozenset(names)
+
+    def validate(self, value: str) -> None:
+        """Refuse other names, as a ChoiceField does."""
+        super().validate(value)
+        if value and value not in self.names:
+            text = forms.ChoiceField.default_error_messages["invalid_choice"]
+            raise forms.ValidationError(text, code="invalid_choice", params={"value": value})
+
+
+def offer_names(form: forms.Form, name: str, names: Sequence[str], nothing: str) -> None:
+    """Let a field of the form take one of these names. `nothing`: what it says when it is empty."""
+    field: Any = form.fields[name]
+    if len(names) <= MOST_CHOICES:
+        field.choices = [("", nothing), *((one, one) for one in names)]
+        return
+    attrs = {"placeholder": nothing, "autocomplete": "off", "spellcheck": "false"}
+    form.fields[name] = NameField(
+        names,
+        label=field.label,
+        required=field.required,
+        help_text=field.help_text,
+        widget=forms.TextInput(attrs=attrs),
+    )
 
 
 class DurationField(forms.MultiValueField):

@@ -26,7 +26,7 @@ from ...tasks.argument_edit import ArgumentEdit
 from .archive_form import offered_tasks, offered_topics
 from .bulk_form import reason_field, word_field
 from .edit_fields import EDIT_FIELDS, argument_field, edit_from, how_field, values_field
-from .message_forms import DurationField, InstantField, write_many
+from .message_forms import DurationField, InstantField, offer_names
 
 #: What can be done, as the form has it.
 CHANGES = (
@@ -67,9 +67,7 @@ class WaitingFilters(forms.Form):
         for name, names in known.items():
             # Redis may have topics and tasks that the code no longer declares.
             offered = sorted({*names, *filter(None, [query.get(name, "")])})
-            choices = [("", anything[name]), *((choice, choice) for choice in offered)]
-            self.fields[name].choices = choices  # type: ignore[attr-defined]
-            write_many(self.fields[name])
+            offer_names(self, name, offered, anything[name])
 
     def clean(self) -> dict[str, Any]:
         """Read the whole selection."""
@@ -151,9 +149,7 @@ class WaitingChangeForm(forms.Form):
         given = {"query": waiting_query(selection), "token": uuid4().hex, **(initial or {})}
         super().__init__(data, initial=given, label_suffix="")
         topics = [name for name in offered_topics(targets) if name != selection.topic]
-        self.fields["to"].choices = [  # type: ignore[attr-defined]
-            ("", "–"), *((topic, topic) for topic in topics)
-        ]  # fmt: skip
+        offer_names(self, "to", topics, "–")
         self.task = selection.task
         """Of an edit: arguments are those of one task."""
         self.about = about

@@ -58,7 +58,7 @@ def read_situation(store: RedisStore, kinds: Collection[str] = frozenset(ALERT_K
     """What these kinds of conditions look at. Six round trips and a few short queries at most."""
     found: dict[str, Any] = {"at": timezone.now()}
     try:
-        snapshot = store.queries.snapshot((), (), 1)
+        snapshot = store.queries.fleet()
         now_ms = store.clock_ms()
         found |= {
             "at": from_ms(now_ms),
