@@ -29,7 +29,7 @@ def check_existing(topic: str) -> str:
 
     For an undeclared topic Redis is asked, then the database.
     """
-    if registry.is_known(topic) or topic in get_store().topics.names():
+    if registry.is_known_topic(topic) or topic in get_store().topics.names():
         return topic
     # Not above: models need the apps, and `import django_delayq` comes here before they are ready.
     from ..models import OutboxMessage

@@ -53,10 +53,10 @@ def check_topic(topic: str) -> str:
 
 def is_declared(topic: str) -> bool:
     """Whether a task or the settings declare it."""
-    return get_settings().is_for_api(topic) or is_known(topic)
+    return get_settings().is_for_api(topic) or is_known_topic(topic)
 
 
-def is_known(topic: str) -> bool:
+def is_known_topic(topic: str) -> bool:
     """Whether it is one of known_topics(), without making all of them: there may be thousands."""
     return (
         topic == DEFAULT_TOPIC
