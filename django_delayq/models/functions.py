@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Func, IntegerField, Model, QuerySet
+from django.db.models import BooleanField, F, Func, IntegerField, Model, QuerySet, UUIDField, Value
 from django.db.models.functions import Now
 
 from ..core.conf import get_settings
@@ -46,4 +46,12 @@ def with_ids(rows: QuerySet[M], ids: Sequence[UUID]) -> QuerySet[M]:
     it does not have to read 10,000 parts of a condition, which takes it 100 ms."""
     if connections[rows.db].vendor != "postgresql" or len(ids) == 1:
         return rows.filter(message_id__in=ids)
-    return rows.extra(where=["message_id = ANY(%s)"], params=[list(ids)])
+    array = Func(Value([*ids]), function="ANY", output_field=UUIDField())
+    is_one = Func(
+        F("message_id"),
+        array,
+        template="%(expressions)s",
+        arg_joiner=" = ",
+        output_field=BooleanField(),
+    )
+    return rows.filter(is_one)
