@@ -8,23 +8,25 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-import pyarrow as pa
 from django.db.models import Model
-from pyarrow import parquet
 
 from ..core.times import utc
-from ..pipeline.schemas import LETTERS, chosen
 from .downloads import FileFormat
 
 #: A row group ends at so many rows, or at so many characters of text. One at a time is in memory.
 GROUP_ROWS, GROUP_TEXT = 20_000, 8 * 1024 * 1024
-_SCHEMA = pa.schema([*LETTERS, ("replayed_by", pa.string())])
 
 
 def parquet_parts(rows: Iterable[Model], columns: Sequence[str]) -> Iterator[bytes]:
     """The file in parts. One that was broken off lacks its footer: nobody takes it for whole."""
+    # Not above: few projects have pyarrow, and no module outside the pipeline loads it.
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    from ..pipeline.schemas import LETTERS, chosen
+
     sink = _Sink()
-    schema = chosen(_SCHEMA, columns)
+    schema = chosen(pa.schema([*LETTERS, ("replayed_by", pa.string())]), columns)
     with parquet.ParquetWriter(pa.PythonFile(sink, "w"), schema) as writer:
         yield sink.taken()
         for group in _groups(rows, columns):
