@@ -76,7 +76,8 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResul
 
 def by_keys(keys: Iterable[tuple[str, str]], *, redis: bool = True) -> list[SearchResult]:
     """The message with each of these topics and keys, the live ones first: one query for
-    most_ids() of them. The topics need not exist. Raises InvalidKey or StoreUnavailable."""
+    thousands of them (most_ids()). The topics need not exist. Raises InvalidKey or
+    StoreUnavailable."""
     return _find([(topic, key_id(topic, check_key(key) or "")) for topic, key in keys], redis)
 
 
@@ -127,7 +128,7 @@ def _topics(topic: str, redis: bool) -> Sequence[str]:
 
 def _find(places: Sequence[tuple[str, bytes]], redis: bool) -> list[SearchResult]:
     """The messages with these topics and ids, the live ones first: one round trip to Redis, and one
-    query for most_ids() of them. An id that is live has no row."""
+    query for thousands of them (most_ids()). An id that is live has no row."""
     # Redis first: what ends in between is found there, and what the relay moves to it in between
     # has a row of the outbox that says so.
     found = get_store().find_many(places) if redis else ()

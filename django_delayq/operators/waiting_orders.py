@@ -45,7 +45,9 @@ LOOK_AGAIN = 0.5
 #: Messages of a sample.
 SAMPLE = 10
 #: Messages that a page reads at least, whatever it takes, and seconds for which it goes on.
-LEAST, LOOKS_FOR = 500, 0.05
+LEAST, LOOKS_FOR = 2_000, 0.05
+#: A topic with few messages takes about as long as so many.
+SMALL_TOPIC = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,7 @@ def preview_waiting(
     for page in pages_of_topics(selection, permitted):
         count += len(page.messages)
         sample += islice(page.messages, shown - len(sample))
-        read += BATCH if page.cursor else 10  # there may be thousands of empty topics
+        read += BATCH if page.cursor else SMALL_TOPIC
         if read >= most or (read >= least and time.monotonic() >= until):
             more = True
             break

@@ -39,7 +39,7 @@ PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
     "30d": (timedelta(days=30), DAY),
     "90d": (timedelta(days=90), DAY),
 }
-#: A whole number: databases make a decimal of it.
+#: Messages of several days, as a whole number: databases make a decimal of a sum.
 _SUM = Cast(Sum("messages"), BigIntegerField())
 #: Kinds of errors that are shown of a task.
 ERRORS = 3

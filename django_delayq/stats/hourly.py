@@ -242,27 +242,44 @@ def replace_each(model: type[Any], spans: Spans, *, fewer: bool = False) -> dict
 
     The messages of an hour only become more. New figures that lack messages which were counted
     before come from an archive, or a lake, that was pruned: they are refused, unless `fewer`.
+
+    Their totals are replaced with them. A total that is not the sum of the rows is mended: two
+    processes that store an hour for the first time side by side may leave one.
     """
     with transaction.atomic(using=get_settings().database):
         outcomes = compare_each(model, spans, fewer=fewer)
-        replaced = [span for span, outcome in outcomes.items() if outcome is Replacement.REPLACED]
-        if replaced:
-            totals = [_total_of(model, span, spans[span]) for span in replaced if spans[span]]
-            for of, rows in (
-                (model, [row for span in replaced for row in spans[span]]),
-                (_TOTALS[model], totals),
-            ):
-                _rows_of(of, replaced).delete()
-                _insert(of, rows)
+        known = {span: spans[span] for span, o in outcomes.items() if o is not Replacement.KEPT}
+        replaced = [span for span in known if outcomes[span] is Replacement.REPLACED]
+        _replace(model, replaced, [row for span in replaced for row in spans[span]])
+        totals = {span: _total_of(model, span, rows) for span, rows in known.items() if rows}
+        stored_totals = {
+            stored_as(getattr(row, _SPAN[model])): _figures(row)
+            for row in _rows_of(_TOTALS[model], list(known))
+        }
+        wrong = [
+            span
+            for span in known
+            if stored_totals.get(stored_as(span))
+            != (_figures(totals[span]) if span in totals else None)
+        ]
+        _replace(_TOTALS[model], wrong, [totals[span] for span in wrong if span in totals])
     return outcomes
+
+
+def _replace(model: type[Any], spans: Sequence[Any], rows: Sequence[Any]) -> None:
+    if spans:
+        _rows_of(model, spans).delete()
+        _insert(model, rows)
 
 
 def _total_of(model: type[Any], span: date, rows: Sequence[Any]) -> Any:
     """The sum of all rows of this hour, or day."""
     values: dict[str, Any] = {_SPAN[model]: span}
-    for name in ("messages", *COUNTS, *(f"{metric}_sum" for metric in HISTOGRAMS)):
+    for name in ("messages", *COUNTS):
         values[name] = sum(getattr(row, name) for row in rows)
     for metric in HISTOGRAMS:
+        # The same in whatever order the rows are.
+        values[f"{metric}_sum"] = math.fsum(getattr(row, f"{metric}_sum") for row in rows)
         values[metric] = encode(merge_histograms(decode(getattr(row, metric)) for row in rows))
         highest = (getattr(row, f"{metric}_max") for row in rows)
         values[f"{metric}_max"] = max((one for one in highest if one is not None), default=None)

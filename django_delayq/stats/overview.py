@@ -309,23 +309,25 @@ class Obstacles:
 def overview() -> Overview:
     """The overview of now, at most a second old. Never raises because Redis or the database is
     away: see `problem`."""
-    with _lock:
-        reader = reader_of(get_store())
-    return reader.overview()
+    return _reader().overview()
 
 
 def overview_of(topics: Collection[str]) -> Overview:
     """The same of these topics only, as if there were no others. There is no forecast: its figures
     are of all topics."""
+    return _reader().overview_of(topics)
+
+
+def _reader() -> _Reader:
+    store = get_store()  # not under the lock, which all requests share: it may ask Redis
     with _lock:
-        reader = reader_of(get_store())
-    return reader.overview_of(topics)
+        return reader_of(store)
 
 
 def worker_statuses() -> Sequence[WorkerStatus]:
     """All heartbeats, the living first. Raises StoreUnavailable."""
     store = get_store()
-    return statuses_of(store.queries.fleet(), store.clock_ms())
+    return statuses_of(*store.workers.heartbeats_and_quiet(), store.clock_ms())
 
 
 def obstacles(topic: str) -> Obstacles:
@@ -570,7 +572,7 @@ def _only_database(sql: DatabaseFigures | None, topics: Collection[str]) -> Data
 def _overview(seen: _Seen, sql: DatabaseFigures | None, problem: str) -> Overview:
     snapshot, _, at_ms, minutes, hours = seen
     known, sql = sql is not None, sql or DatabaseFigures()
-    living = statuses_of(snapshot, at_ms)
+    living = statuses_of(snapshot.heartbeats, snapshot.quiet, at_ms)
     parts: dict[str, list[PartitionStats]] = defaultdict(list)
     for partition, stats in snapshot.stats.items():
         parts[partition.topic].append(stats)
@@ -740,8 +742,10 @@ class _DueByBar:
         return bars
 
 
-def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
-    """All heartbeats, the living first."""
+def statuses_of(
+    heartbeats: Mapping[str, Mapping[str, Any]], quiet: Collection[str], now_ms: float
+) -> list[WorkerStatus]:
+    """All heartbeats, the living first. `quiet`: the workers that are to claim nothing."""
     found = [
         WorkerStatus(
             name=name,
@@ -758,7 +762,7 @@ def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
             alive=is_alive(beat, now_ms),
             draining=bool(beat.get("draining")),
             quiet=bool(beat.get("quiet")),
-            quiet_requested=name in snapshot.quiet,
+            quiet_requested=name in quiet,
             settled=dict(beat.get("settled", {})),
             services={
                 key: value
@@ -775,6 +779,6 @@ def statuses_of(snapshot: Snapshot, now_ms: float) -> list[WorkerStatus]:
                 for message_id, (began_ms, thread) in beat.get("begun", {}).items()
             },
         )
-        for name, beat in snapshot.heartbeats.items()
+        for name, beat in heartbeats.items()
     ]
     return sorted(found, key=lambda worker: (not worker.alive, worker.name))

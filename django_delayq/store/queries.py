@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..core.chunks import chunked
 from ..core.message import Attempts, Final, Found, State
 from . import keys
+from .beats import decode_beats
 from .client import BATCH, Read, RedisClient
 from .keys import Partition
 
@@ -216,9 +217,7 @@ class Queries:
         reads = [Read("list", partition, (lane, "", b"", limit)) for partition, lane in asked]
         answers = self._client.read_all(reads) if reads else []
         for (partition, _), (_, *rest) in zip(asked, answers, strict=True):
-            flat = iter(rest)
-            for fields in zip(flat, flat, flat, flat, flat, strict=True):
-                yield partition, _found(*fields)
+            yield from ((partition, found) for found in _listed(rest))
 
     def list(
         self, partition: Partition, lane: int, after: tuple[int, bytes] | None, limit: int
@@ -232,8 +231,7 @@ class Queries:
             due, message_id = after if after else ("", b"")
             args = (lane + 1, due, message_id, left)
             is_cut, *rest = self._client.call("list", partition, args)
-            flat = iter(rest)
-            found += [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
+            found += _listed(rest)
             after = (found[-1].due_at_ms, found[-1].id) if found else None
         return found
 
@@ -285,22 +283,11 @@ class Queries:
             forecast=dict(
                 zip(partitions, (counts[1:] for counts in answers[1 : len(reads) : 2]), strict=True)
             ),
-            heartbeats=_beats(heartbeats),
+            heartbeats=decode_beats(heartbeats),
             quiet={name.decode() for name in quiet},
             samples=[json.loads(fields[b"sample"]) for _, fields in reversed(entries)],
             used=keys.partitions_in(topics),
         )
-
-    def fleet(self) -> Snapshot:
-        """Only the heartbeats, and who is quiet."""
-        prefix = self._client.prefix
-        heartbeats, quiet = self._client.read_all(
-            [
-                Read("HGETALL", None, (keys.workers_key(prefix),)),
-                Read("HKEYS", None, (keys.quiet_key(prefix),)),
-            ]
-        )
-        return Snapshot({}, {}, _beats(heartbeats), {name.decode() for name in quiet}, (), ())
 
     def sample_between(self, oldest_ms: float, newest_ms: float) -> TopicSamples | None:
         """The newest sample of each topic that was taken in between. Only the last minutes are
@@ -401,10 +388,6 @@ class Queries:
         return next((lease.deadline_ms for lease in self.leases([partition], 1)), None)
 
 
-def _beats(answer: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
-    return {name.decode(): json.loads(beat) for name, beat in answer.items()}
-
-
 def _stats(answer: Sequence[Any]) -> PartitionStats:
     now_us, waiting, ready, leased, finished, next_due, meta, held, age_ms = answer
     fields = {
@@ -437,6 +420,12 @@ def found_in(ids: Sequence[bytes], answer: Sequence[Any]) -> Sequence[Found | No
         _found(message_id, *item) if item else None
         for message_id, item in zip(ids, answer, strict=False)
     ]
+
+
+def _listed(answer: Iterable[Any]) -> list[Found]:
+    """Reads the messages in the answer of list.lua."""
+    flat = iter(answer)
+    return [_found(*fields) for fields in zip(flat, flat, flat, flat, flat, strict=True)]
 
 
 def _found(message_id: bytes, state: bytes, due_ms: int, record: bytes, entry: bytes) -> Found:

@@ -56,7 +56,7 @@ SEND_NAMES_AGAIN = 30.0
 #: again, because FLUSHALL removes them.
 READ_COUNTS_AGAIN = 30.0
 #: Partitions that are asked for messages by a script each. Of more than these a cheap command first
-#: finds those that have the message: 10,000 scripts take 400 ms.
+#: finds those that have the message: of 10,000 it saves 150 ms.
 FEW = 100
 T = TypeVar("T")
 Ids = list[bytes]

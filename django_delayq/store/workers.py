@@ -8,7 +8,8 @@ from typing import Any
 
 from ..core.exceptions import StoreError
 from . import keys
-from .client import RedisClient
+from .beats import decode_beats
+from .client import Read, RedisClient
 from .redis_errors import ERRORS
 
 #: Milliseconds from one sample to the next, and how many samples are kept: those of a day.
@@ -34,8 +35,18 @@ class Workers:
 
     def heartbeats(self) -> dict[str, dict[str, Any]]:
         """All heartbeats by worker, also old ones."""
-        raw = self._client.command("HGETALL", keys.workers_key(self._client.prefix))
-        return {name.decode(): json.loads(value) for name, value in raw.items()}
+        return decode_beats(self._client.command("HGETALL", keys.workers_key(self._client.prefix)))
+
+    def heartbeats_and_quiet(self) -> tuple[dict[str, dict[str, Any]], set[str]]:
+        """All heartbeats, and the workers that are to claim nothing; one round trip."""
+        prefix = self._client.prefix
+        raw, quiet = self._client.read_all(
+            [
+                Read("HGETALL", None, (keys.workers_key(prefix),)),
+                Read("HKEYS", None, (keys.quiet_key(prefix),)),
+            ]
+        )
+        return decode_beats(raw), {name.decode() for name in quiet}
 
     def forget(self, *workers: str, ended: bool = True) -> None:
         """Remove heartbeats. `ended` is False for a worker that may only be cut off: it stays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.conf import DEFAULT_TOPIC, get_settings
@@ -58,22 +58,17 @@ def is_declared(topic: str) -> bool:
 
 def is_known_topic(topic: str) -> bool:
     """Whether it is one of known_topics(), without making all of them: there may be thousands."""
-    return (
-        topic == DEFAULT_TOPIC
-        or topic in topics
-        or topic in get_settings().topics
-        or any(task.options.topic == topic for task in by_name.values())
-    )
+    return any(topic in names for names in _declared())
 
 
 def known_topics() -> set[str]:
     """Every topic that a task or the settings declare."""
-    return {
-        DEFAULT_TOPIC,
-        *topics,
-        *get_settings().topics,
-        *(task.options.topic for task in by_name.values()),
-    }
+    return set().union(*_declared())
+
+
+def _declared() -> Sequence[Collection[str]]:
+    of_tasks = {task.options.topic for task in by_name.values()}
+    return [DEFAULT_TOPIC], topics, get_settings().topics, of_tasks
 
 
 def served_topics() -> set[str]:

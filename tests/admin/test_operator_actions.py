@@ -150,7 +150,7 @@ def test_what_an_operator_does_is_an_action_that_one_can_filter_by(viewer: Clien
     assert len(rows_of(viewer.get(address("operator_actions"), {"action": "pause"}))) == 1
 
 
-MESSAGE = "0123456789abcdef0123456789abcdef"
+MESSAGE = "0123456789ab7def8123456789abcdef"
 
 
 def test_what_it_was_done_to_is_linked(viewer: Client) -> None:

@@ -15,7 +15,7 @@ from django.test import Client
 
 from django_delayq.admin.forms import waiting_form
 from django_delayq.models import BulkOperation, OperatorAction
-from django_delayq.operators import bulk_waiting
+from django_delayq.operators import bulk_waiting, waiting_orders
 from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
 from tests.admin.browser import address
 from tests.admin.bulk_orders import run, text_of
@@ -29,6 +29,18 @@ def client(as_user: Callable[..., Client]) -> Client:
     return as_user(
         "view_dashboard", "view_payload", "bulk_operate", "cancel_message", "download_messages"
     )
+
+
+def test_what_was_not_read_may_still_fit(
+    client: Client, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.using(delay=DAY).enqueue_many((n,) for n in range(501))
+    for name in ("LEAST", "LOOKS_FOR"):
+        monkeypatch.setattr(waiting_orders, name, 0)
+    there = address("waiting"), {"topic": "default", "key_prefix": "campaign:"}
+    assert "None of the messages that were read fits" in text_of(client.get(*there))
+    monkeypatch.setattr(waiting_orders, "LOOKS_FOR", 60)
+    assert "Nothing that waits fits these filters" in text_of(client.get(*there))
 
 
 @pytest.fixture

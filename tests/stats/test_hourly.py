@@ -493,3 +493,21 @@ def test_a_total_is_replaced_with_its_hour_and_stays_with_it() -> None:
     assert (total.messages, total.computed_at > before) == (3, True)
     assert replace_each(TopicHour, {stored(NOON): []}, fewer=True)
     assert not HourTotal.objects.exists()
+
+
+@pytest.mark.parametrize("damage", ["wrong", "gone"])
+def test_a_total_that_is_not_the_sum_of_its_rows_is_mended(damage: str) -> None:
+    finish(count=2)
+    finish(topic="mail", lateness_ms=0.1)
+    compute_hour(NOON)
+    if damage == "wrong":
+        HourTotal.objects.update(messages=2)
+    else:
+        HourTotal.objects.all().delete()
+    rows = list(TopicHour.objects.values("pk"))
+    compute_hour(NOON)
+    assert HourTotal.objects.get().messages == 3
+    assert list(TopicHour.objects.values("pk")) == rows  # these stay as they are
+    before = HourTotal.objects.get().pk
+    compute_hour(NOON)
+    assert HourTotal.objects.get().pk == before  # and so does a total that is right

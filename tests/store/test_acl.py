@@ -90,6 +90,10 @@ def viewing(store: RedisStore) -> Calls:
     yield lambda: store.queries.stats(PARTITION)
     yield lambda: store.queries.all_stats([PARTITION])
     yield lambda: store.queries.count_leased([PARTITION])
+    yield lambda: store.queries.count_leased([PARTITION] * 60)
+    yield lambda: store.queries.with_records([(PARTITION, [new_id()])])
+    yield lambda: list(store.queries.first_waiting([PARTITION], 5))
+    yield store.workers.heartbeats_and_quiet
     yield lambda: store.queries.holders([(PARTITION, 5)])
     yield lambda: store.queries.durable_status(PARTITION, [(new_id(), STAMP)])
     yield lambda: store.queries.leased_under(PARTITION, bytes(16))

@@ -6,6 +6,9 @@ import pytest
 
 from django_delayq.core.exceptions import MessageRunning
 from django_delayq.core.message import new_ids
+from django_delayq.store import queries
+from django_delayq.store import store as module
+from django_delayq.store.client import Read, RedisClient
 from django_delayq.store.keys import partition_of
 from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore
@@ -41,6 +44,40 @@ def test_many_are_found_at_once(store: RedisStore) -> None:
     places = {message_id: put(wide, message_id) for message_id in new_ids(20)}
     found = wide.find_many((TOPIC, message_id) for message_id in [*places, new_id()])
     assert {located.found.id: located.partition for located in found} == places
+
+
+def test_of_many_partitions_those_with_the_message_are_asked(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = with_partitions(store, 5)
+    places = {message_id: put(wide, message_id) for message_id in new_ids(20)}
+    asked = [(TOPIC, message_id) for message_id in [*places, *new_ids(20)]]
+    monkeypatch.setattr(module, "FEW", 1)
+    reads = list[Read]()
+    read_all = RedisClient.read_all
+    monkeypatch.setattr(
+        RedisClient, "read_all", lambda self, some: reads.extend(some) or read_all(self, some)
+    )
+    found = wide.find_many(asked)
+    assert {located.found.id: located.partition for located in found} == places
+    assert {i for read in reads if read.name == "find" for i in read.args} == set(places)
+    assert wide.find_many([(TOPIC, i) for i in new_ids(20)]) == []
+
+
+def test_leases_of_many_partitions_are_counted_where_there_are_any(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = with_partitions(store, 5)
+    message_id = new_id()
+    partition = partition_of(TOPIC, message_id, 5)
+    wide.enqueue(partition, TASKS, [outgoing(message_id, when=PAST)])
+    assert wide.claim(partition, 1).leases
+    every = wide.partitions.all(TOPIC)
+    for together in (1, 2, 50):
+        monkeypatch.setattr(queries, "TOGETHER", together)
+        counts = wide.queries.count_leased(every)
+        assert dict(zip(every, counts, strict=True)) == {one: one == partition for one in every}
+    assert wide.queries.count_leased([]) == []
 
 
 def test_cancel_reaches_an_old_partition(moved: tuple[RedisStore, bytes]) -> None:

@@ -72,6 +72,7 @@ class Command(Verb):
                 "spans": [{"at": span.at, **asdict(span.figures)} for span in found.steps],
                 "total": found.total,
                 "tasks": found.tasks,
+                "more_tasks": found.more_tasks,
             }
             day = "%Y-%m-%d" if found.step.days else "%Y-%m-%d %H:%M"
             rows: list[tuple[str, ...]] = [

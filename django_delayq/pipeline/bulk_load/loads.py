@@ -166,7 +166,7 @@ def check_memory(store: RedisStore, total: LoadTotals, applied: int, partitions:
 
 def _memory(store: RedisStore) -> list[tuple[int, int]]:
     """Bytes in use and allowed of each node; allowed is 0 without a limit."""
-    if getattr(store.client.redis, "connection_pool", None) is None:
+    if store.client.is_cluster:
         answer = store.client.redis.info("memory", target_nodes="primaries")
         nodes = [answer] if "used_memory" in answer else list(answer.values())
     else:

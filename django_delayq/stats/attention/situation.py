@@ -58,12 +58,12 @@ def read_situation(store: RedisStore, kinds: Collection[str] = frozenset(ALERT_K
     """What these kinds of conditions look at. Six round trips and a few short queries at most."""
     found: dict[str, Any] = {"at": timezone.now()}
     try:
-        snapshot = store.queries.fleet()
+        heartbeats, quiet = store.workers.heartbeats_and_quiet()
         now_ms = store.clock_ms()
         found |= {
             "at": from_ms(now_ms),
             "topics": read_topics(store),
-            "workers": statuses_of(snapshot, now_ms),
+            "workers": statuses_of(heartbeats, quiet, now_ms),
         }
         before = store.queries.sample_between(now_ms - OLDEST_MS, now_ms - COMPARED_MS)
         if before is not None:
