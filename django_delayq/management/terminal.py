@@ -18,8 +18,8 @@ from rich.text import Text
 
 from ..core.present import on_one_line
 
-#: Lines around the rows of a table: a blank one, its head, a rule, a blank one.
-_AROUND = 4
+#: Lines above the rows of a table: its head and a rule.
+_ABOVE = 2
 #: Blanks between two columns, and the most characters that a column asks for.
 _BETWEEN, _WIDEST = 2, 30
 
@@ -85,7 +85,7 @@ def drawn(parts: Sequence[ScreenPart], width: int, height: int) -> Group:
     """Headings, coloured lines and tables, one below the other, on a screen of this size. The
     tables share the lines that are left."""
     tables = [part.rows for part in parts if part.rows]
-    fixed = sum(1 + len(part.lines) for part in parts) + _AROUND * len(tables)
+    fixed = sum(1 + len(part.lines) for part in parts) + _ABOVE * len(tables)
     room = iter(_shared([len(rows) - 1 for rows in tables], height - fixed))
     found: list[RenderableType] = []
     for part in parts:
@@ -116,7 +116,7 @@ def _fitting_table(part: ScreenPart, width: int, most: int) -> Table:
         if sum(widths[n] + _BETWEEN for n in kept) < width:
             break
         kept.discard(head.index(name))
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, _BETWEEN - 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _BETWEEN - 1, 0, 0))
     for n in sorted(kept):
         justify: Literal["right", "left"] = "right" if head[n] in part.figures else "left"
         fixed = widths[n] if head[n] in part.figures else None

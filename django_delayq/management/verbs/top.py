@@ -50,8 +50,11 @@ class Picture(NamedTuple):
     running: RunningPage
 
     def topics(self) -> list[tuple[str, ...]]:
-        """The table of topics, those that are furthest behind first."""
-        rows = sorted(self.now.topics, key=lambda row: (-row.lag, -row.backlog, -row.leased))
+        """The table of topics: those that are furthest behind first, paused ones behind them."""
+        rows = sorted(
+            self.now.topics,
+            key=lambda row: (row.paused is not None, -row.lag, -row.backlog, -row.leased),
+        )
         return [
             _TOPICS,
             *(
