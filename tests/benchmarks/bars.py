@@ -100,6 +100,7 @@ BARS = (
     Bar("pipeline_export", "of_raw_copy", ">=", 0.35, "of raw COPY to Arrow by two processes"),
     Bar("pipeline_stats", "figure", "<=", 15, "s over 10,000,000 rows, warm"),
     Bar("pipeline_stats", "largest_error", "<=", 0.045, "of a percentile"),
+    Bar("pipeline_stats", "of_duckdb", "<=", 3, "times DuckDB's seconds, beside Spark's start"),
     Bar("pipeline_stats", "replaced_again", "<=", 0, "figures changed by a second run"),
     Bar("pipeline_schedule", "figure", "<=", 15, "s for 1,000,000 messages"),
     Bar("pipeline_schedule", "added_again", "<=", 0, "added by the same job again"),
@@ -109,6 +110,9 @@ BARS = (
     Bar("pipeline_forecast", "figure", "<=", 2, "times a raw scan of 1,000,000", "4 partitions"),
     Bar("pipeline_forecast", "forecast_s", "<=", 15, "s for 1,000 topics", "many topics"),
     Bar("pipeline_forecast", "rows_written", "<=", 30_000, "rows for 1,000 topics", "many topics"),
+    Bar("pipeline_lake", "figure", "<=", 0.3, "s to open 10,000 commits", "open, compacted"),
+    Bar("pipeline_lake", "figure", "<=", 0.5, "s for a commit", "commit, compacted"),
+    Bar("pipeline_lake", "figure", "<=", 1, "s to plan a read of one day", "plan, compacted"),
     Bar("pipeline_interval", "differing", "<=", 0, "rows that differ after three kills"),
     Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
 )

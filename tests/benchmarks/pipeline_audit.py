@@ -63,7 +63,9 @@ def _measure(options: common.Options, lake: str) -> None:
     with params_from_django.parameters(lake=Storage(lake), job={}) as params:
 
         def run(job: Any, **given: Any) -> Any:
-            return job.run(spark, _with(params, given), lambda line: print(f"  {line}", flush=True))
+            return job.run(
+                spark, _with(params, given), lambda line, *_: print(f"  {line}", flush=True)
+            )
 
         run(export, settle=0)
         filled_s = time.monotonic() - begun

@@ -35,7 +35,7 @@ from django_delayq.pipeline.params import Params
 params = Params.decode(Path(sys.argv[1]).read_bytes())
 params_from_django.set_up(params)
 from django_delayq.pipeline.export import export
-report = export.run(session.build_session("local[2]", "1g"), params, lambda line: print(line, file=sys.stderr))
+report = export.run(session.build_session("local[2]", "1g"), params, lambda line, *_: print(line, file=sys.stderr))
 print(report.figures)
 """
 

@@ -9,14 +9,8 @@ from typing import Any
 
 import duckdb
 from answer import SHARES, give, paths
+from duck_figures import FIGURES, MACROS
 
-FIGURES = """
-    count(*) AS messages, sum(attempts) AS attempts,
-    count(*) FILTER (state = 'acked') AS acked, count(*) FILTER (state = 'dead') AS dead,
-    count(*) FILTER (state = 'cancelled') AS cancelled, count(*) FILTER (state = 'expired') AS expired,
-    count(*) FILTER (attempts > 1) AS retried, sum(lateness_ms) AS lateness_sum, max(lateness_ms) AS lateness_max,
-    sum(run_ms) AS run_sum, max(run_ms) AS run_max
-"""
 QUERY = """
     SELECT messages, attempts, lateness, run FROM (
         SELECT time_bucket(INTERVAL 1 HOUR, finished_at::TIMESTAMP) AS hour, topic, task, {figures},
@@ -36,10 +30,8 @@ def main(way: str, limit: str) -> None:
         "exact": "quantile_disc({0}, [0.5, 0.95, 0.99])",
         "histogram": "histogram(bucket({0}))",
     }[way]
-    connection.execute("CREATE MACRO wide(n) AS (floor(log2(greatest(n, 16)))::INT - 4)")
-    connection.execute("CREATE MACRO placed(n) AS (CASE WHEN n < 16 THEN greatest(n, 0) "
-                       "ELSE 16 * wide(n) + (n >> wide(n)) END)")  # fmt: skip
-    connection.execute("CREATE MACRO bucket(ms) AS (placed(floor(ms * 1000 + 0.5)::BIGINT))")
+    for macro in MACROS:
+        connection.execute(macro)
     query = QUERY.format(
         figures=FIGURES, lateness=made.format("lateness_ms"), run=made.format("run_ms")
     )
@@ -58,7 +50,7 @@ def main(way: str, limit: str) -> None:
 
 def _histogram() -> Any:
     """Our module, which needs nothing else of ours."""
-    path = Path(__file__).resolve().parents[3] / "django_delayq" / "histogram.py"
+    path = Path(__file__).resolve().parents[3] / "django_delayq" / "stats" / "histogram.py"
     spec = importlib.util.spec_from_file_location("histogram", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
