@@ -365,9 +365,11 @@ def test_the_sources_were_found() -> None:
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 CORE = {"django", "redis", "django-redis", "msgspec", "cronsim"}
-#: Django, django-ninja and openlineage-python bring the first four; the project has the driver of
-#: its database.
-COME_ALONG = {"asgiref", "pydantic", "typing_extensions", "attr", "psycopg", "MySQLdb", "pymysql"}
+#: Django, django-ninja and openlineage-python bring the first four, redis[hiredis] the next; the
+#: project has the driver of its database.
+COME_ALONG = {
+    "asgiref", "pydantic", "typing_extensions", "attr", "hiredis", "psycopg", "MySQLdb", "pymysql",
+}  # fmt: skip
 
 
 def requirements(start: str, end: str) -> list[str]:

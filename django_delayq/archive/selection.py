@@ -11,11 +11,10 @@ import msgspec
 from django.db.models import Q, QuerySet
 
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import check_key, key_id, parse_id
+from ..core.message import check_key, key_id, key_ids, parse_id
 from ..core.present import counted
 from ..core.times import stored, stored_ms
 from ..models import ArchivedMessage, Final
-from ..tasks import registry
 
 #: What every zone's calendar has, in ms.
 _FIRST_MS, _LAST_MS = (
@@ -49,7 +48,7 @@ class Selection(
     message_id: str = ""
     """32 hexadecimal digits."""
     key: str = ""
-    """Business key: in the topic, else in every declared one."""
+    """Business key: in the topic, else in every one."""
     key_prefix: str = ""
     """The first characters of the key. The search needs a period: no index has them."""
     ids: tuple[int, ...] = ()
@@ -108,8 +107,12 @@ class Selection(
         if self.message_id:
             rows = rows.filter(message_id=self.message_id)
         if self.key:
-            topics = [self.topic] if self.topic else sorted(registry.known_topics())
-            rows = rows.filter(message_id__in=[key_id(topic, self.key).hex() for topic in topics])
+            rows = (
+                rows.filter(message_id=key_id(self.topic, self.key).hex())
+                if self.topic
+                # Ids of other messages may lie between those of a key.
+                else rows.filter(message_id__range=key_ids(self.key), key=self.key)
+            )
         if self.key_prefix:
             rows = rows.filter(key__startswith=self.key_prefix)
         return rows.filter(pk__in=self.ids) if self.ids else rows

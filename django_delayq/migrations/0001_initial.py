@@ -603,6 +603,31 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="BusiestTask",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("period", models.CharField(max_length=8, verbose_name="period")),
+                ("topic", models.CharField(max_length=64, verbose_name="topic")),
+                ("task", models.CharField(max_length=200, verbose_name="task")),
+                ("messages", models.PositiveBigIntegerField(verbose_name="messages")),
+            ],
+            options={
+                "verbose_name": "busiest task",
+                "verbose_name_plural": "busiest tasks",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("period", "topic", "task"), name="delayq_busiest_task"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="TopicHour",
             fields=[
                 ("messages", models.PositiveBigIntegerField(verbose_name="messages")),

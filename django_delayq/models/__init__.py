@@ -11,7 +11,7 @@ from .alert import Alert, AlertDelivery
 from .api_token import ApiRight, ApiToken
 from .archived import ArchivedMessage, UnarchivableEntry
 from .audit_run import AuditRun
-from .hourly_rows import DayTotal, HourTotal, TaskDay, TopicHour
+from .hourly_rows import BusiestTask, DayTotal, HourTotal, TaskDay, TopicHour
 from .lake_batch import Forecast, ForecastCount, ForecastUnit, LakeBatch
 from .manager import DelayQManager
 from .operator_action import (
@@ -30,7 +30,8 @@ __all__ = [
     "ArchivedMessage", "Final", "UnarchivableEntry",
     "BulkKind", "BulkMessage", "BulkOperation", "BulkStatus", "Dashboard", "OperatorAction",
     "OutboxMessage", "OutboxStatus", "RecurringTask",
-    "DayTotal", "HourTotal", "TaskDay", "TopicHour", "Alert", "AlertDelivery", "AuditRun",
+    "BusiestTask", "DayTotal", "HourTotal", "TaskDay", "TopicHour",
+    "Alert", "AlertDelivery", "AuditRun",
     "Forecast", "ForecastCount", "ForecastUnit", "LakeBatch",
     "DelayQManager",
 ]  # fmt: skip

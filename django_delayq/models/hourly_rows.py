@@ -113,3 +113,27 @@ class TaskDay(Figures):
 
     def __str__(self) -> str:
         return f"{self.task} {self.day}"
+
+
+class BusiestTask(models.Model):
+    """One of the tasks with the most messages in a period that ends now, among so many that the
+    statistics page cannot sum up each of them. Replaced together with the figures of today."""
+
+    period = models.CharField(_("period"), max_length=8)
+    """One of PERIODS (history.py)."""
+    topic = models.CharField(_("topic"), max_length=64)
+    task = models.CharField(_("task"), max_length=200)
+    messages = models.PositiveBigIntegerField(_("messages"))
+
+    objects = DelayQManager["BusiestTask"]()
+
+    class Meta:
+        verbose_name = _("busiest task")
+        verbose_name_plural = _("busiest tasks")
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["period", "topic", "task"], name="delayq_busiest_task")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.period}"

@@ -3,26 +3,28 @@ Never scans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Exists, OuterRef, QuerySet
 
 from ..client import finding
-from ..core.chunks import chunked
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, State, check_key, key_id, parse_id
+from ..core.message import Message, State, check_key, key_id, key_ids, parse_id
 from ..core.present import bare
 from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
 from ..models import ArchivedMessage, OutboxMessage, OutboxStatus
-from ..models.functions import most_ids, with_ids
-from ..models.one_statement import read_together
+from ..models.one_statement import Query, read_together
 from ..outbox.existing import check_existing, every_topic
 from ..store import get_store
 from ..tasks.naming import shown
+
+Place = tuple[str, bytes]
+"""A topic and an id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,9 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResu
     InvalidMessage, UnknownTopic, or StoreUnavailable when Redis is to be asked and cannot.
     """
     identity = parse_id(message_id)
-    found = _find([(name, identity) for name in _topics(topic, redis)], redis)
-    return found[0] if found else None
+    there = _live([(name, identity) for name in _topics(topic, redis)], redis)
+    waiting, ended = read_together(*_rows([UUID(bytes=identity)], topic))
+    return next(iter(_hits(there, waiting, ended, redis)), None)
 
 
 def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResult]:
@@ -71,14 +74,37 @@ def by_key(key: str, topic: str = "", *, redis: bool = True) -> list[SearchResul
 
     `redis` as in by_id(). Raises InvalidKey, UnknownTopic or StoreUnavailable.
     """
-    return by_keys([(name, key) for name in _topics(topic, redis)], redis=redis)
+    return by_key_and(key, topic, redis=redis)[0]
 
 
-def by_keys(keys: Iterable[tuple[str, str]], *, redis: bool = True) -> list[SearchResult]:
-    """The message with each of these topics and keys, the live ones first: one query for
-    thousands of them (most_ids()). The topics need not exist. Raises InvalidKey or
-    StoreUnavailable."""
-    return _find([(topic, key_id(topic, check_key(key) or "")) for topic, key in keys], redis)
+def by_key_and(
+    key: str, topic: str = "", *queries: Query, redis: bool = True
+) -> tuple[list[SearchResult], Sequence[Any]]:
+    """by_key(), and what these queries find: one statement reads all of it."""
+    check_key(key)
+    there = _live(((name, key_id(name, key)) for name in _topics(topic, redis)), redis)
+    rows = _rows([UUID(bytes=key_id(topic, key))] if topic else key_ids(key), topic)
+    waiting, ended, *found = read_together(*rows, *queries)
+    # Ids of other messages may lie between those of a key.
+    waiting, ended = (
+        [row for row in some if row.message_id.bytes == key_id(row.topic, key)]
+        for some in (waiting, ended)
+    )
+    return _hits(there, waiting, ended, redis), found
+
+
+def by_keys(keys: Sequence[tuple[str, str]]) -> list[SearchResult]:
+    """The message with each of these topics and keys, some hundreds at most, the live ones first.
+    The topics need not exist. Raises InvalidKey or StoreUnavailable."""
+    places = [(topic, key_id(topic, check_key(key) or "")) for topic, key in keys]
+    there = _live(places, redis=True)
+    waiting, ended = read_together(*_rows([UUID(bytes=identity) for _, identity in places]))
+    order = {place: at for at, place in enumerate(places)}
+
+    def place_of(hit: SearchResult) -> tuple[bool, int]:
+        return hit.row is not None, order[hit.topic, bytes.fromhex(hit.message_id)]
+
+    return sorted(_hits(there, waiting, ended, redis=True), key=place_of)
 
 
 def live(topic: str, message_id: str) -> LiveMessage | None:
@@ -108,37 +134,51 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
 
 def archived_row(message_id: str) -> ArchivedMessage | None:
     """The row of the newest life with this id. Raises InvalidMessage."""
-    return _newest_rows([UUID(bytes=parse_id(message_id))]).first()
+    return _rows([UUID(bytes=parse_id(message_id))])[1].first()
 
 
-def _newest_rows(ids: Sequence[UUID]) -> QuerySet[ArchivedMessage]:
-    """The row of the newest life of each of these ids: one step into the index for each of them.
-    There are as many ids as topics, and few of them have a row."""
-    rows = ArchivedMessage.objects.order_by()
-    later = rows.filter(message_id=OuterRef("message_id"), enqueued_at__gt=OuterRef("enqueued_at"))
-    return with_ids(rows.filter(~Exists(later)), ids)
+def _newest(rows: QuerySet[ArchivedMessage]) -> QuerySet[ArchivedMessage]:
+    """Of these, the row of the newest life of each id: one step into the index for each of them."""
+    lives = ArchivedMessage.objects.order_by()
+    later = lives.filter(message_id=OuterRef("message_id"), enqueued_at__gt=OuterRef("enqueued_at"))
+    return rows.order_by().filter(~Exists(later))
+
+
+def _rows(
+    ids: Sequence[UUID], topic: str = ""
+) -> tuple[QuerySet[OutboxMessage], QuerySet[ArchivedMessage]]:
+    """Rows of the outbox, and the newest rows of the archive, with these ids. `ids`: a tuple is the
+    first and the last one of a range."""
+    which = "message_id__range" if isinstance(ids, tuple) else "message_id__in"
+    chosen: dict[str, Any] = {which: ids, **({"topic": topic} if topic else {})}
+    kept = OutboxMessage.objects.filter(**chosen)
+    return kept, _newest(ArchivedMessage.objects.filter(**chosen))
 
 
 def _topics(topic: str, redis: bool) -> Sequence[str]:
-    """The topics to search, also topics that no code declares: they may still have messages."""
+    """The topics in which Redis may have it, also topics that no code declares: they may still have
+    messages. SQL finds ids in all topics."""
     if topic:
         return [check_existing(topic) if redis else topic]
-    return every_topic(redis=redis)
+    return every_topic(in_outbox=()) if redis else ()
 
 
-def _find(places: Sequence[tuple[str, bytes]], redis: bool) -> list[SearchResult]:
-    """The messages with these topics and ids, the live ones first: one round trip to Redis, and one
-    query for thousands of them (most_ids()). An id that is live has no row."""
-    # Redis first: what ends in between is found there, and what the relay moves to it in between
-    # has a row of the outbox that says so.
+def _live(places: Iterable[Place], redis: bool) -> dict[Place, SearchResult]:
+    """Those that Redis has. It is asked before SQL: what ends in between is found there, and what
+    the relay moves to it in between has a row of the outbox that says so."""
     found = get_store().find_many(places) if redis else ()
-    there = {(partition.topic, one.id): live_hit(shown(partition, one)) for partition, one in found}
-    kept, ended = dict[tuple[str, bytes], OutboxMessage](), list[ArchivedMessage]()
-    for ids in chunked(list({UUID(bytes=identity) for _, identity in places}), most_ids()):
-        in_outbox = with_ids(OutboxMessage.objects.all(), ids)
-        waiting, newest = read_together(in_outbox, _newest_rows(ids))
-        kept |= {(row.topic, row.message_id.bytes): row for row in waiting}
-        ended += newest
+    return {(at.topic, one.id): live_hit(shown(at, one)) for at, one in found}
+
+
+def _hits(
+    there: Mapping[Place, SearchResult],
+    waiting: Sequence[OutboxMessage],
+    ended: Sequence[ArchivedMessage],
+    redis: bool,
+) -> list[SearchResult]:
+    """The live ones first, by their topics. An id that is live has no row."""
+    kept = {(row.topic, row.message_id.bytes): row for row in waiting}
+    places = sorted({*there, *kept})
     hits = {place: there.get(place) or _kept_hit(kept.get(place), redis) for place in places}
     lives = [hit for hit in hits.values() if hit]
     live_ids = {identity for (_, identity), hit in hits.items() if hit}

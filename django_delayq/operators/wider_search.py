@@ -15,7 +15,7 @@ from django.utils import timezone
 from ..archive.search import page_of
 from ..archive.selection import Selection
 from ..models import ArchivedMessage, OutboxMessage
-from ..models.one_statement import read_together
+from ..models.one_statement import Query
 from ..store import get_store
 from ..tasks.naming import shown
 from .message_search import SearchResult, archived_hit, by_keys, live_hit
@@ -78,12 +78,25 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     )
 
 
-def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence[SearchResult]:
+def recent_rows() -> Sequence[Query]:
+    """The newest rows of the archive and of the outbox: topics and keys, for similar_keys()."""
+    return [
+        rows.order_by("-pk").values_list("topic", "key")[:RECENT]
+        for rows in (ArchivedMessage.objects.all(), OutboxMessage.objects.all())
+    ]
+
+
+def similar_keys(
+    query: str, recent: Sequence[Sequence[tuple[str, str]]], topic: str = "", topics: Topics = None
+) -> Sequence[SearchResult]:
     """Messages whose keys are like others but for their ends, with this text there: `order:4711`
-    for 4711. And those of the newest keys that have the text as a part. Raises StoreUnavailable."""
+    for 4711. And those of the newest keys that have the text as a part. `recent`: what
+    recent_rows() found. Raises StoreUnavailable."""
     prefixes = Counter[tuple[str, str]]()
     exact = dict[tuple[str, str], None]()
-    for where, key in _recent_keys(topic, topics):
+    for where, key in itertools.chain(*recent, _keys_in_redis(topic, topics)):
+        if not key or not _is_among(where, topic, topics):
+            continue
         if query in _SEPARATORS.split(key):
             exact[where, key] = None
         if match := re.match(r"(.*[^0-9A-Za-z])[0-9A-Za-z]+$", key, re.DOTALL):
@@ -93,22 +106,15 @@ def similar_keys(query: str, topic: str = "", topics: Topics = None) -> Sequence
     return by_keys([(where, key) for where, key in looked_up if len(key) <= 256])[:HITS]
 
 
-def _recent_keys(topic: str, topics: Topics) -> Iterator[tuple[str, str]]:
-    """Topics and keys of the newest rows of the archive and of the outbox, and of what is due first
-    in Redis."""
-    newest = [
-        rows.order_by("-pk").values_list("topic", "key")[:RECENT]
-        for rows in (ArchivedMessage.objects.all(), OutboxMessage.objects.all())
-    ]
-    for where, key in itertools.chain.from_iterable(read_together(*newest)):
-        if key and _among(topic, topics, [where]):
-            yield where, key
+def _keys_in_redis(topic: str, topics: Topics) -> Iterator[tuple[str, str]]:
+    """Topics and keys of what is due first in some partitions."""
     store = get_store()
-    used = [part for part in store.topics.used_partitions() if _among(topic, topics, [part.topic])]
-    for partition, found in store.queries.first_waiting(used[:PARTITIONS], RECENT_OF_LANE):
-        if key := shown(partition, found).key:
-            yield partition.topic, key
+    names = [name for name in store.topics.names() if _is_among(name, topic, topics)]
+    some = [partition for name in names[:PARTITIONS] for partition in store.partitions.all(name)]
+    for partition, found in store.queries.first_waiting(some[:PARTITIONS], RECENT_OF_LANE):
+        yield partition.topic, shown(partition, found).key or ""
 
 
-def _among(topic: str, topics: Topics, these: Sequence[str]) -> list[str]:
-    return [name for name in these if topic in ("", name) and (topics is None or name in topics)]
+def _is_among(name: str, topic: str, topics: Topics) -> bool:
+    """Whether this topic is searched."""
+    return topic in ("", name) and (topics is None or name in topics)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from django.db.models import BigIntegerField, Model, QuerySet, Sum
+from django.db.models import BigIntegerField, Exists, Model, Q, QuerySet, Sum
 from django.db.models.functions import Cast
 
 from ..core.conf import NAME
 from ..core.times import local, stored, utc
 from ..models import (
+    BusiestTask,
     DayTotal,
     Final,
     Forecast,
@@ -39,12 +40,10 @@ PERIODS: Mapping[str, tuple[timedelta, timedelta]] = {
     "30d": (timedelta(days=30), DAY),
     "90d": (timedelta(days=90), DAY),
 }
-#: Messages of several days, as a whole number: databases make a decimal of a sum.
-_SUM = Cast(Sum("messages"), BigIntegerField())
 #: Kinds of errors that are shown of a task.
 ERRORS = 3
 #: Tasks that are shown.
-MOST_TASKS = 50
+MOST_TASKS = 30
 #: Days of a forecast that are shown, its own included.
 FORECAST_DAYS = 14
 #: An older forecast says little of what waits now.
@@ -121,20 +120,25 @@ def history(
 
     Two queries, whose rows do not become more with the topics, unless `topics` has many.
     """
-    length, step = PERIODS[period]
-    now = datetime.now(tz=timezone.utc)
-    last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
-    begins = [last - step * n for n in range(length // step - 1, -1, -1)]
+    step = PERIODS[period][1]
+    begins = period_begins(period, datetime.now(tz=timezone.utc))
     seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
     # Each of the days, which the index of days and topics finds one by one.
     days = {begin.date() for begin in begins}
     every_day = _of(TaskDay.objects.filter(day__in=days, **seen), topic)
-    named = every_day.order_by().values_list("topic", "task").annotate(count=_SUM)
-    most, rows, *answers = read_together(
+    named = every_day.order_by().values_list("topic", "task").annotate(count=messages_of())
+    kept = BusiestTask.objects.filter(period=period).values_list("topic", "task", "messages")
+    if topic or seen:
+        kept = kept.none()
+    else:
+        named = named.filter(~Exists(kept))
+    summed_up, known, rows, *answers = read_together(
         named.order_by("-count", "topic", "task")[: MOST_TASKS + 1],
+        kept,
         _rows_of_steps(step, begins[0], topic, topics),
         *beside,
     )
+    most = summed_up or known
     by_step: dict[datetime, list[Any]] = defaultdict(list)
     for row in rows:
         at = hour_of(row.hour) if step == HOUR else beginning_of(row.day)
@@ -148,6 +152,19 @@ def history(
         more_tasks=len(most) > MOST_TASKS,
         beside=answers,
     )
+
+
+def period_begins(period: str, now: datetime) -> list[datetime]:
+    """When the hours, or days, of a period begin that ends now: the oldest first."""
+    length, step = PERIODS[period]
+    last = hour_of(now) if step == HOUR else hour_of(now).replace(hour=0)
+    return [last - step * n for n in range(length // step - 1, -1, -1)]
+
+
+def messages_of(rows: Q | None = None) -> Cast:
+    """The sum of the messages of several rows, as a whole number: databases make a decimal of it.
+    `rows`: only of these."""
+    return Cast(Sum("messages", filter=rows), BigIntegerField())
 
 
 def _rows_of_steps(
@@ -172,7 +189,7 @@ def _tasks(every_day: QuerySet[TaskDay], pairs: Collection[tuple[str, str]]) -> 
     topics, tasks = map(set, zip(*pairs, strict=True))
     by_task: dict[tuple[str, str], list[TaskDay]] = defaultdict(list)
     errors: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for day in every_day.filter(topic__in=topics, task__in=tasks):
+    for day in every_day.filter(topic__in=topics, task__in=tasks).defer("computed_at"):
         if (day.topic, day.task) in pairs:
             by_task[day.topic, day.task].append(day)
             errors[day.topic, day.task].update(json.loads(day.errors or "{}"))

@@ -19,6 +19,7 @@ from ..core.times import stored, utc
 from ..models import ArchivedMessage, DayTotal, HourTotal
 from ..store.store import RedisStore
 from . import hourly
+from .busiest import keep_busiest
 from .hourly import DAY, HOUR
 
 logger = logging.getLogger("delayq.worker")
@@ -114,6 +115,10 @@ class StatsService(Service):
         self._compute({*self._hours(now), *late}, hourly.compute_hour)
         days = self._days(now)
         self._compute({*days, *map(hourly.day_of, late)}, hourly.compute_day)
+        if days:
+            begun = time.monotonic()
+            keep_busiest(now)
+            self._worked += time.monotonic() - begun
         # Only now: after a failure the same rows have to be found again.
         self._seen = newest
         self._ranges = [*(ids for ids in self._ranges if ids not in due), new]

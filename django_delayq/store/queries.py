@@ -119,21 +119,6 @@ class Queries:
             found += found_in(rest, self._client.call("find", partition, rest))
         return found
 
-    def with_records(
-        self, batches: Sequence[tuple[Partition, Sequence[bytes]]]
-    ) -> Sequence[tuple[Partition, Sequence[bytes]]]:
-        """Those of these ids, by their partitions, that have a record: a cheap command each, in one
-        round trip, before a script is asked about them."""
-        prefix = self._client.prefix
-        reads = [
-            Read("HEXISTS", None, (keys.messages_key(prefix, partition), message_id))
-            for partition, ids in batches
-            for message_id in ids
-        ]
-        answers = iter(self._client.read_all(reads))
-        known = [(partition, [i for i in ids if next(answers)]) for partition, ids in batches]
-        return [(partition, ids) for partition, ids in known if ids]
-
     def windows(
         self, asked: Iterable[tuple[Partition, Sequence[bytes]]]
     ) -> Sequence[Sequence[float]]:

@@ -87,7 +87,7 @@ class Topics:
 
     def names(self) -> Sequence[str]:
         """Every topic that has ever been used with this prefix."""
-        return sorted({partition.topic for partition in self.used_partitions()})
+        return sorted(self.registered())
 
     def used_partitions(self) -> Sequence[Partition]:
         """Every partition of every topic that has ever been used with this prefix."""

@@ -191,6 +191,7 @@ def _count(topics: list[str]) -> None:
 
     from django_delayq.core.times import stored
     from django_delayq.models import TaskDay, TopicHour
+    from django_delayq.stats.busiest import keep_busiest
     from django_delayq.stats.histogram import encode
     from django_delayq.stats.hourly import COUNTS, hour_of, replace_each
 
@@ -212,6 +213,7 @@ def _count(topics: list[str]) -> None:
         day = (now - timedelta(days=n)).date()
         days = [TaskDay(day=day, topic=t, task="tests.app.tasks.record", **figures) for t in topics]
         replace_each(TaskDay, {day: days})
+    keep_busiest(datetime.now(tz=timezone.utc))
 
 
 def _shift(is_postgresql: bool, name: str) -> str:

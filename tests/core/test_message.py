@@ -41,6 +41,7 @@ from django_delayq.core.message import (
     encode_header,
     encode_record,
     key_id,
+    key_ids,
     new_ids,
     parse_id,
     task_code,
@@ -321,6 +322,20 @@ def test_a_key_names_one_id_in_one_topic(topic: str, key: str) -> None:
         key_id(topic, key + "x"),
         key_id(key, topic + "!"),
     )
+
+
+@given(
+    topic=st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True),
+    key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40),
+)
+def test_ids_of_a_key_lie_in_one_range_whatever_the_topic(topic: str, key: str) -> None:
+    first, last = key_ids(key)
+    identity = uuid.UUID(bytes=key_id(topic, key))
+    assert first <= identity <= last
+    assert (identity.version, identity.variant) == (8, uuid.RFC_4122)
+    assert first.bytes[:8] == last.bytes[:8] == identity.bytes[:8]
+    other = key_ids(key + "x")
+    assert not other[0] <= identity <= other[1]
 
 
 def test_an_id_is_sixteen_bytes_or_their_digits() -> None:

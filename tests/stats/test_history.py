@@ -12,8 +12,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_delayq.models import ArchivedMessage, TaskDay, TopicHour
+from django_delayq.models import ArchivedMessage, BusiestTask, TaskDay, TopicHour
+from django_delayq.stats import busiest
 from django_delayq.stats import history as module
+from django_delayq.stats.busiest import keep_busiest
 from django_delayq.stats.history import PERIODS, PeriodFigures, history
 from django_delayq.stats.hourly import DAY, HOUR, compute_day, compute_hour, day_of, hour_of
 from tests.stats.test_hourly import NOON, finish
@@ -308,6 +310,33 @@ def test_of_very_many_tasks_those_with_the_most_messages_are_shown(
     assert found.more_tasks
     monkeypatch.setattr(module, "MOST_TASKS", 4)
     assert not history("7d").more_tasks
+
+
+def test_of_hundreds_of_thousands_of_rows_the_names_of_the_busiest_tasks_are_kept(
+    counted: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, days in enumerate((0, 0, 3, 3, 3, 20)):
+        finish(NOON - DAY * days, task=f"task{number % 3}", topic=f"t{number % 2}")
+    counted()
+    summed_up = {period: history(period) for period in PERIODS}
+    keep_busiest(NOW)
+    assert not BusiestTask.objects.exists()  # few rows: the page sums them up
+
+    monkeypatch.setattr(busiest, "MANY_ROWS", 5)
+    for _ in range(2):
+        keep_busiest(NOW)
+        assert {period: history(period) for period in PERIODS} == summed_up
+    # What is kept is what is shown; the figures themselves are those of the days.
+    BusiestTask.objects.filter(period="7d").exclude(task="task0").delete()
+    assert [one.task for one in history("7d").tasks] == ["task0", "task0"]
+    assert history("7d").total == summed_up["7d"].total
+    assert history("7d", topic="t0").tasks == [
+        one for one in summed_up["7d"].tasks if one.topic == "t0"
+    ]
+    # An hour that passes takes nothing away, and few rows need no names again.
+    monkeypatch.setattr(busiest, "MANY_ROWS", 6)
+    keep_busiest(NOW)
+    assert history("7d") == summed_up["7d"]
 
 
 def test_figures_outlive_the_archive(counted: Callable[[], None]) -> None:

@@ -91,7 +91,7 @@ def viewing(store: RedisStore) -> Calls:
     yield lambda: store.queries.all_stats([PARTITION])
     yield lambda: store.queries.count_leased([PARTITION])
     yield lambda: store.queries.count_leased([PARTITION] * 60)
-    yield lambda: store.queries.with_records([(PARTITION, [new_id()])])
+    yield lambda: store.find_many((f"topic{n}", new_id()) for n in range(200))
     yield lambda: list(store.queries.first_waiting([PARTITION], 5))
     yield store.workers.heartbeats_and_quiet
     yield lambda: store.queries.holders([(PARTITION, 5)])

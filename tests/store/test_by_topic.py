@@ -46,12 +46,13 @@ def test_many_are_found_at_once(store: RedisStore) -> None:
     assert {located.found.id: located.partition for located in found} == places
 
 
-def test_of_many_partitions_those_with_the_message_are_asked(
+def test_of_many_topics_the_partitions_with_the_message_are_asked(
     store: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = with_partitions(store, 5)
     places = {message_id: put(wide, message_id) for message_id in new_ids(20)}
     asked = [(TOPIC, message_id) for message_id in [*places, *new_ids(20)]]
+    asked += [("others", message_id) for message_id in new_ids(20)]
     monkeypatch.setattr(module, "FEW", 1)
     reads = list[Read]()
     read_all = RedisClient.read_all
@@ -61,7 +62,10 @@ def test_of_many_partitions_those_with_the_message_are_asked(
     found = wide.find_many(asked)
     assert {located.found.id: located.partition for located in found} == places
     assert {i for read in reads if read.name == "find" for i in read.args} == set(places)
-    assert wide.find_many([(TOPIC, i) for i in new_ids(20)]) == []
+    nowhere = [(topic, i) for topic in (TOPIC, "others") for i in new_ids(20)]
+    assert wide.find_many(nowhere) == []
+    monkeypatch.setattr(module, "TOGETHER", 7)
+    assert {located.found.id for located in wide.find_many(asked)} == set(places)
 
 
 def test_leases_of_many_partitions_are_counted_where_there_are_any(

@@ -3,6 +3,7 @@ says what it did not search, and offers it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +19,9 @@ from ...operators.message_search import SearchResult
 from ...operators.topic_permission import permitted_topics
 from ..forms.archive_form import search_parts
 from ..site import may, register_page, show, url
+
+Recent = Sequence[Sequence[tuple[str, str]]]
+"""What wider_search.recent_rows() found."""
 
 _KEY = "key:"
 #: How far back the archive is searched for an argument or the beginning of a key, as its page says
@@ -37,19 +41,20 @@ def find_view(request: HttpRequest) -> HttpResponse:
     if "argument" in parts:
         return _argument_page(request, query, topic, parts)
     hits, problem, away = list[SearchResult](), "", ""
+    recent: Recent = ()
     if query:
         try:
-            hits = _hits(request, query, topic, redis=True)
+            hits, recent = _hits(request, query, topic, redis=True)
         except InvalidMessage as error:
             problem = str(error)
         except (StoreUnavailable, OutcomeUnknown) as error:
-            hits, away = _hits(request, query, topic, redis=False), str(error)
+            (hits, recent), away = _hits(request, query, topic, redis=False), str(error)
     if len(hits) == 1 and not away:
         return redirect(result_url(request, hits[0]))
     word = query.removeprefix(_KEY).removesuffix("*")
     similar: Any = []
     if word and not hits and not problem and not away:
-        similar = wider_search.similar_keys(word, topic, permitted_topics(request.user))
+        similar = wider_search.similar_keys(word, recent, topic, permitted_topics(request.user))
     offers = _offers(request, word, topic) if word and not hits else []
     return _page(
         request, query, topic, hits, problem=problem, away=away, similar=similar, offers=offers
@@ -129,26 +134,31 @@ def _page(
     )
 
 
-def _hits(request: HttpRequest, query: str, topic: str, *, redis: bool) -> list[SearchResult]:
-    """Those in topics that the user may see. Raises InvalidMessage."""
+def _hits(
+    request: HttpRequest, query: str, topic: str, *, redis: bool
+) -> tuple[list[SearchResult], Recent]:
+    """Those in topics that the user may see, and what the search for similar keys needs. Raises
+    InvalidMessage."""
     topics = permitted_topics(request.user)
     if topics is None:
         return _every_hit(query, topic, redis)
     if topic and topic not in topics:
-        return []
-    return [hit for hit in _every_hit(query, topic, redis) if hit.topic in topics]
+        return [], ()
+    hits, recent = _every_hit(query, topic, redis)
+    return [hit for hit in hits if hit.topic in topics], recent
 
 
-def _every_hit(query: str, topic: str, redis: bool) -> list[SearchResult]:
+def _every_hit(query: str, topic: str, redis: bool) -> tuple[list[SearchResult], Recent]:
     """By id when it looks like one, then by key: a key may look like an id. Raises
     InvalidMessage."""
-    if query.startswith(_KEY):
-        return message_search.by_key(query.removeprefix(_KEY), topic, redis=redis)
     is_id = False
-    with suppress(InvalidMessage):
-        is_id = bool(parse_id(query))
-    hit = message_search.by_id(query, topic, redis=redis) if is_id else None
-    return [hit] if hit else message_search.by_key(query, topic, redis=redis)
+    if not query.startswith(_KEY):
+        with suppress(InvalidMessage):
+            is_id = bool(parse_id(query))
+    if is_id and (hit := message_search.by_id(query, topic, redis=redis)):
+        return [hit], ()
+    key = query.removeprefix(_KEY)
+    return message_search.by_key_and(key, topic, *wider_search.recent_rows(), redis=redis)
 
 
 def result_url(request: HttpRequest, hit: SearchResult) -> str:

@@ -36,23 +36,18 @@ def ids(owners: pa.Array, keys: pa.Array) -> pa.Array:
     """message.key_id(owner, key) of each row; null for null. An owner is the topic when the message
     has a key, and else `job NUL topic`. No topic has such a name: so the ids are the same in each
     run, and never those of keys."""
-    names = pc.binary_join_element_wise(
-        owners.cast(pa.binary()), keys.cast(pa.binary()), pa.scalar(b"\0", pa.binary())
-    )
-    blake = hashlib.blake2b
-    texts = names.to_pylist()
-    joined = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
-    digits = np.frombuffer(joined, np.uint8).reshape(-1, 16).copy()
+    blake, absent = hashlib.blake2b, pa.scalar(None, pa.binary())
+    texts, names = keys.cast(pa.binary()).to_pylist(), owners.cast(pa.binary()).to_pylist()
+    of_keys = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
+    of_owner = {name: blake(name or b"", digest_size=8).digest() for name in set(names)}
+    of_owners = b"".join([of_owner[name] for name in names])
+    digits = np.frombuffer(of_keys, np.uint8).reshape(-1, 16).copy()
+    digits[:, 8:] ^= np.frombuffer(of_owners, np.uint8).reshape(-1, 8)
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
     digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
-    array = pa.Array.from_buffers(
-        pa.binary(16), len(texts), [None, pa.py_buffer(digits.tobytes())]
-    ).cast(pa.binary())
-    return (
-        pc.if_else(names.is_valid(), array, pa.scalar(None, pa.binary()))
-        if names.null_count
-        else array
-    )
+    buffers = [None, pa.py_buffer(digits.tobytes())]
+    array = pa.Array.from_buffers(pa.binary(16), len(texts), buffers).cast(pa.binary())
+    return pc.if_else(pc.and_(owners.is_valid(), keys.is_valid()), array, absent)
 
 
 PLACES = pa.struct([("partition", pa.int32()), ("split", pa.int32()), ("cell", pa.int32())])
