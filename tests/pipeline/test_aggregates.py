@@ -287,6 +287,26 @@ def test_one_process_adds_up_as_spark_does_however_few_at_a_time(
         )
 
 
+def test_one_process_holds_as_many_aggregates_as_there_are_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [row(NINE, topic=f"t{n % 3}", state="dead", error_class=f"E{n % 2}") for n in range(600)]
+    table = pa.Table.from_pylist(rows, schema=schemas.FIGURES)
+    monkeypatch.setattr(aggregates, "ROWS", 6)
+    monkeypatch.setattr(aggregates, "ADDED", 20)
+    merged, held = vars(aggregates)["_merged"], list[int]()
+
+    def watched(found: pa.Table) -> pa.Table:
+        held.append(found.num_rows)
+        return merged(found)
+
+    monkeypatch.setattr(aggregates, "_merged", watched)
+    parts = aggregates.aggregated(iter(table.to_batches(max_chunksize=6)))
+    found = list(aggregates.figures_of_aggregates(parts, statistics_module.MOST_ERRORS))
+    assert [one["messages"] for one in found] == [200] * 6
+    assert len(held) > 20 and max(held) < 60  # of 12 keys, in 100 parts
+
+
 # Days of tasks
 
 

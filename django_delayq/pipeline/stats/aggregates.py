@@ -177,9 +177,10 @@ def buckets(n: Numbers) -> Numbers:
 
 
 def merged_histograms(histograms: pa.Array) -> pa.Array:
-    """The sum of each list of histograms. A histogram is a text."""
+    """The sum of each list of histograms; null when it has none. A histogram is a text."""
     sums: list[str | None] = []
-    for texts in histograms.to_pylist():
+    for found in histograms.to_pylist():
+        texts = [text for text in found if text is not None]
         if len(texts) > 1:
             sums.append(histogram.encode(histogram.merge_histograms(map(histogram.decode, texts))))
         else:
@@ -347,29 +348,20 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _spans(table: pa.Table, most_errors: int) -> pa.Table:
-    highest = [f"{metric}_max" for metric in METRICS]
-    ways = {**dict.fromkeys(SUMS, "sum"), **dict.fromkeys(highest, "max")}
-    ways |= dict.fromkeys(METRICS, "list")
-    figures = table.filter(pc.is_null(table["error"]))
-    found = _grouped(_columns(figures, [*KEYS, *ways]), KEYS, list(ways.items()))
+    merged = _merged(table)
+    found = merged.filter(pc.is_null(merged["error"]))
     found = found.sort_by([*_IN_ORDER, ("topic", "ascending"), ("task", "ascending")])
-    columns = {name: found[name] for name in KEYS}
-    columns |= {name: found[f"{name}_sum"] for name in COUNTS}
+    columns = {field.name: found[field.name] for field in SPANS if field.name in table.column_names}
     for metric in METRICS:
-        halves = (found[f"{metric}_{half}_sum"].to_pylist() for half in ("high", "low"))
+        halves = (found[f"{metric}_{half}"].to_pylist() for half in ("high", "low"))
         # Milliseconds from whole numbers: exact, in any order.
         sums = [
             ((high or 0) * 2**32 + (low or 0)) / 1000 for high, low in zip(*halves, strict=True)
         ]
         columns[f"{metric}_sum"] = pa.array(sums, pa.float64())
-        columns[f"{metric}_max"] = found[f"{metric}_max_max"]
-        columns[metric] = merged_histograms(found[f"{metric}_list"])
-    dead = table.filter(pc.is_valid(table["error"]))
+    dead = merged.filter(pc.is_valid(merged["error"]))
     errors: dict[Any, list[tuple[int, str]]] = defaultdict(list)
-    for *key, error, n in _rows(
-        _grouped(_columns(dead, [*KEYS, "error", "n"]), [*KEYS, "error"], [("n", "sum")]),
-        (*KEYS, "error", "n_sum"),
-    ):
+    for *key, error, n in _rows(dead, (*KEYS, "error", "n")):
         errors[tuple(key)].append((-n, error))
     columns["errors"] = [
         [{"error": error, "n": -n} for n, error in nsmallest(most_errors, errors[key])] or None
@@ -378,8 +370,16 @@ def _spans(table: pa.Table, most_errors: int) -> pa.Table:
     return pa.table(columns, schema=SPANS)
 
 
-def _columns(table: pa.Table, names: Iterable[str]) -> Mapping[str, Any]:
-    return {name: table[name] for name in names}
+def _merged(table: pa.Table) -> pa.Table:
+    """AGGREGATES with a row for each key and error."""
+    ways = {"n": "sum", **dict.fromkeys(SUMS, "sum")}
+    ways |= {f"{metric}_max": "max" for metric in METRICS} | dict.fromkeys(METRICS, "list")
+    keys = (*KEYS, "error")
+    found = _grouped({name: table[name] for name in (*keys, *ways)}, keys, list(ways.items()))
+    columns = {name: found[name] for name in keys}
+    columns |= {name: found[f"{name}_{how}"] for name, how in ways.items()}
+    columns |= {metric: merged_histograms(columns[metric]) for metric in METRICS}
+    return pa.table(columns, schema=AGGREGATES)
 
 
 def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -390,8 +390,18 @@ def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Mapping[str, Any]]:
-    """AGGREGATES in any order -> rows of SPANS."""
-    table = pa.Table.from_batches(aggregates, AGGREGATES).sort_by(_IN_ORDER)
+    """AGGREGATES in any order -> rows of SPANS. It holds about twice as many aggregates as there
+    are keys, however many rows are counted."""
+    kept: list[pa.RecordBatch] = []
+    rows, most = 0, ADDED
+    for batch in aggregates:
+        kept.append(batch)
+        rows += batch.num_rows
+        if rows >= most:
+            merged = _merged(pa.Table.from_batches(kept))
+            kept, rows = merged.to_batches(), merged.num_rows
+            most = max(ADDED, 2 * rows)
+    table = pa.Table.from_batches(kept, AGGREGATES).sort_by(_IN_ORDER)
     for batch in added_up(table.to_batches(), most_errors):
         yield from batch.to_pylist()
 
