@@ -23,7 +23,7 @@ WINDOWS = {"hour": timedelta(hours=1), "day": timedelta(hours=24), "week": timed
 #: it is needed.
 MOST_ROWS = 100_000
 #: Groups that are shown: a task may give each message a reason of its own.
-MOST_GROUPS = 100
+MOST_GROUPS = 50
 #: Older ones are counted up to here.
 MOST_OLDER = 10_000
 #: Characters of an error message that are enough to recognise it.

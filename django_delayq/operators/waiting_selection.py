@@ -4,7 +4,7 @@ Redis and in the outbox."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -140,15 +140,22 @@ def pages_of_topics(selection: WaitingSelection, permitted: Topics) -> Iterator[
     """Pages of all topics of the selection that are permitted, those in Redis first: what is due
     soon is there. Of thousands of topics few have rows in the outbox: it is a query for each of
     these, and not for all. Raises UnknownTopic."""
-    if selection.topic:
-        in_outbox = every = selection.topics()
-    else:
-        in_outbox = list(topics_of_outbox())
-        every = every_topic(in_outbox=in_outbox)
-    for place, topics in (("redis", every), ("outbox", in_outbox)):
-        for topic in topics:
-            if permitted is None or topic in permitted:
-                yield from pages(selection, topic, place)
+    in_outbox = selection.topics() if selection.topic else list(topics_of_outbox())
+    yield from pages_in_redis(selection, permitted, in_outbox)
+    for topic in in_outbox:
+        if permitted is None or topic in permitted:
+            yield from pages(selection, topic, "outbox")
+
+
+def pages_in_redis(
+    selection: WaitingSelection, permitted: Topics, in_outbox: Iterable[str] = ()
+) -> Iterator[Page]:
+    """Pages of what Redis has in all topics of the selection that are permitted. `in_outbox`:
+    topics that may be known to the outbox alone. Raises UnknownTopic."""
+    every = selection.topics() if selection.topic else every_topic(in_outbox=in_outbox)
+    for topic in every:
+        if permitted is None or topic in permitted:
+            yield from pages(selection, topic, "redis")
 
 
 def pages(

@@ -14,13 +14,15 @@ from django.utils import timezone
 
 from ..archive.search import page_of
 from ..archive.selection import Selection
+from ..core.message import Message
 from ..models import ArchivedMessage, OutboxMessage
 from ..models.one_statement import Query
+from ..outbox.listing import message_of, waiting_rows
 from ..store import get_store
 from ..tasks.naming import shown
 from .message_search import SearchResult, archived_hit, by_keys, live_hit
 from .topic_permission import Topics
-from .waiting_selection import WaitingSelection, pages_of_topics
+from .waiting_selection import WaitingSelection, pages_in_redis
 
 #: Waiting messages that a search for an argument reads at most.
 READS = 2_000
@@ -55,9 +57,9 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     waiting = WaitingSelection(topic=topic, argument=argument, value=value)
     if topics is not None and topic and topic not in topics:  # hidden, or there is none
         return ArgumentHits(hits=[], all_waiting=True, all_ended=True)
-    hits, read, all_waiting = list[SearchResult](), 0, True
-    for page in pages_of_topics(waiting, topics):
-        hits += map(live_hit, page.messages)
+    hits, read, all_waiting = list[Message](), 0, True
+    for page in pages_in_redis(waiting, topics):
+        hits += page.messages
         read += (
             RECENT if page.messages or page.cursor else 1
         )  # there may be thousands of empty topics
@@ -71,10 +73,14 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
         since=timezone.now() - BACK,
         topics=None if topics is None else tuple(sorted(topics)),
     )
-    found = page_of(ended, size=HITS)
-    rows = [archived_hit(row) for row in found.rows]
+    in_outbox = waiting_rows(topic, topics)[: RECENT + 1]
+    found = page_of(ended, size=HITS, beside=[in_outbox])
+    kept = sorted(found.beside[0], key=lambda row: row.pk)
+    hits += filter(waiting.fits, (message_of(row) for row in kept[:RECENT]))
     return ArgumentHits(
-        hits=[*hits[:HITS], *rows], all_waiting=all_waiting, all_ended=found.complete
+        hits=[*map(live_hit, hits[:HITS]), *map(archived_hit, found.rows)],
+        all_waiting=all_waiting and len(kept) <= RECENT,
+        all_ended=found.complete,
     )
 
 

@@ -3,10 +3,12 @@ pages are keyset pages, for millions of rows."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from django.db.models import QuerySet
 
 from ..core.cursors import cursor_of, numbers_of
-from ..core.message import Page
+from ..core.message import Message, Page
 from ..core.present import readable
 from ..models import OutboxMessage, OutboxStatus
 from ..store.client import BATCH
@@ -36,9 +38,23 @@ def list_outbox(topic: str, *, cursor: str | None = None, limit: int = 100) -> P
         page += rows.order_by("due_at_ms", "pk")[: limit - len(page)]
     last = page[-1] if len(page) == limit else None
     return Page(
-        messages=[readable(row.topic, row.task, found_of(row)) for row in page],
+        messages=[message_of(row) for row in page],
         cursor=cursor_of(last.due_at_ms, last.pk) if last else None,
     )
+
+
+def waiting_rows(topic: str, topics: Collection[str] | None) -> QuerySet[OutboxMessage]:
+    """The waiting rows of a topic, or of all of these (None: of every one), in the order of their
+    ids."""
+    rows = OutboxMessage.objects.filter(status=OutboxStatus.WAITING).order_by("pk")
+    if topic:
+        return rows.filter(topic=topic)
+    return rows if topics is None else rows.filter(topic__in=topics)
+
+
+def message_of(row: OutboxMessage) -> Message:
+    """As people see it."""
+    return readable(row.topic, row.task, found_of(row))
 
 
 def count_outbox(topic: str) -> int:

@@ -280,7 +280,9 @@ def _addresses(topics: list[str]) -> list[tuple[str, str]]:
         ("operator actions", "actions/", {}),
         ("schedule", "schedule/", {}),
         ("find, a key", "find/", {"q": "key:nobody:1"}),
+        ("find, an argument", "find/", {"q": "args.0:1042"}),
         ("unarchivable", "unarchivable/", {}),
+        ("API tokens", "tokens/", {}),
     ]
     return [(name, f"{ROOT}{path}?{urlencode(query)}") for name, path, query in asked]
 
