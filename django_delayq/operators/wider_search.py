@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from .waiting_selection import WaitingSelection, pages_in_redis
 
 #: Waiting messages that a search for an argument reads at most.
 READS = 2_000
+#: Topics in which it reads them at least, and after these for so many seconds.
+LEAST, LOOKS_FOR = 40, 0.05
 #: How far back the archive is searched for an argument.
 BACK = timedelta(hours=24)
 #: Hits that are shown.
@@ -58,12 +61,14 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     if topics is not None and topic and topic not in topics:  # hidden, or there is none
         return ArgumentHits(hits=[], all_waiting=True, all_ended=True)
     hits, read, all_waiting = list[Message](), 0, True
-    for page in pages_in_redis(waiting, topics):
+    ends_at = time.monotonic() + LOOKS_FOR
+    for number, page in enumerate(pages_in_redis(waiting, topics)):
         hits += page.messages
         read += (
             RECENT if page.messages or page.cursor else 1
         )  # there may be thousands of empty topics
-        if read >= READS or len(hits) >= HITS:
+        is_late = number >= LEAST and time.monotonic() > ends_at
+        if read >= READS or len(hits) >= HITS or is_late:
             all_waiting = False
             break
     ended = Selection(

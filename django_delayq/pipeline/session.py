@@ -7,10 +7,12 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +20,7 @@ from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from .job_errors import Refused, SparkMissing
 from .params import SECRET_NAME
@@ -31,6 +34,11 @@ FIX = (
     f"set JAVA_HOME."
 )
 INSTALL = "pip install 'django-delayq[spark]'."
+INSTALL_CONNECT = "pip install 'django-delayq[spark,connect]'."
+#: How the URL of a server of Spark Connect begins.
+CONNECT = "sc://"
+#: The port of such a server, and the seconds in which it has to answer.
+CONNECT_PORT, WAIT = 15_002, 10.0
 
 #: What Spark masks wherever it shows its configuration.
 REDACTED = SECRET_NAME + "|credential|url|uri"
@@ -76,12 +84,15 @@ def start_session(
     Refused.
 
     The session is global and starts a JVM: never call this in a web process. Under spark-submit,
-    which has started Java, `master` and `driver_memory` have no effect. `extra` is configuration
-    of Spark and overrides ours.
+    which has started Java, `master` and `driver_memory` have no effect. With a `master` sc://... it
+    is a session of Spark Connect: Java runs at the server. `extra` is configuration of Spark and
+    overrides ours.
     """
     pyspark_sql = _pyspark()
     if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
         check_session(active)  # a builder would change its zone, and with it what its owner sees
+    if master.startswith(CONNECT):
+        return _connected(pyspark_sql, master, extra or {})
     configuration = dict(_NEEDED)
     if submitted():
         configuration |= _quiet()
@@ -98,6 +109,39 @@ def start_session(
     if not submitted():
         _start_java(configuration)
     return builder.getOrCreate()
+
+
+def _connected(pyspark_sql: Any, url: str, extra: Mapping[str, str]) -> Any:
+    """A session of Spark Connect that has our package, as Python at the server needs it."""
+    try:
+        import_module("grpc")
+    except ImportError as error:
+        raise SparkMissing(f"Spark Connect needs {error.name}: {INSTALL_CONNECT}") from error
+    # Its other configuration is the server's.
+    ours = {name: value for name, value in _NEEDED.items() if name.startswith("spark.sql.")}
+    where = urlsplit(url)
+    try:
+        # The client itself would try again for ten minutes.
+        socket.create_connection((where.hostname, where.port or CONNECT_PORT), WAIT).close()
+    except OSError as error:
+        raise SparkMissing(
+            f"No Spark Connect server answers at {where.hostname}:{where.port or CONNECT_PORT}: "
+            f"{error}. Start one (sbin/start-connect-server.sh), or give its address as --master."
+        ) from error
+    builder = pyspark_sql.SparkSession.builder.remote(url).config(map={**ours, **extra})
+    session = builder.getOrCreate()
+    session.addArtifacts(str(_packed()), pyfile=True)
+    return session
+
+
+def _packed() -> Path:
+    """This package as a zip, for Python elsewhere."""
+    package = Path(__file__).parents[1]
+    with zipfile.ZipFile(_scratch() / f"{package.name}.zip", "w") as packed:
+        for path in package.rglob("*"):
+            if path.suffix in (".py", ".lua"):
+                packed.write(path, path.relative_to(package.parent))
+        return Path(str(packed.filename))
 
 
 def build_session(
@@ -170,8 +214,8 @@ def parallelism(spark: Any) -> int:
     if not is_remote():
         return int(spark.sparkContext.defaultParallelism)
     # A server says it only by what it does.
-    parts = spark.range(1 << 16).select(F.max(F.spark_partition_id()))
-    return int(parts.collect()[0][0]) + 1
+    numbers = spark.range(1 << 16).select(F.spark_partition_id().alias("number"))
+    return int(numbers.agg(F.max("number")).collect()[0][0]) + 1
 
 
 def spread(

@@ -85,7 +85,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
     cluster = Cluster(
         tmp_path,
         {
-            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(_without_deltalake(tmp_path)),
+            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(without_deltalake(tmp_path)),
             "PYSPARK_DRIVER_PYTHON": str(outside.python_without_us(tmp_path)), "KEY_OF_TEST": "hidden",
             "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"), **outside.QUICK_JAVA,
         },
@@ -93,7 +93,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
     with ExitStack() as stack:
         master = cluster.start("Master", "--port", str(cluster.port))
         stack.callback(master.end, 9)
-        _wait_for(cluster.port)
+        wait_for(cluster.port)
         for number in range(2):
             folder = f"{tmp_path}/w{number}"
             size = ("--cores", "1", "--memory", "1g", "--work-dir", folder)
@@ -101,7 +101,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
         yield cluster
 
 
-def _wait_for(port: int) -> None:
+def wait_for(port: int) -> None:
     deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
         with socket.socket() as probe:
@@ -111,7 +111,7 @@ def _wait_for(port: int) -> None:
     raise TimeoutError("Spark's master does not listen")
 
 
-def _without_deltalake(folder: Path) -> Path:
+def without_deltalake(folder: Path) -> Path:
     """A Python for executors."""
     blocked = folder / "blocked"
     blocked.mkdir()

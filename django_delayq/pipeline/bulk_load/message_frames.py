@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
 from .. import schemas
 from ..params import Redis
+from ..session import parallelism
 from ..sinks.loader import LoadSpec
 from ..sinks.queue_sink import QueueSink
 from . import messages
@@ -76,7 +77,7 @@ def arranged(frame: DataFrame, most: int) -> DataFrame:
 def tasks_of(frame: DataFrame, most: int) -> int:
     """How many tasks write the frame: as the cluster has cores, and not as Redis has partitions,
     for each task has a connection of its own."""
-    return max(1, min(most, TASKS * frame.sparkSession.sparkContext.defaultParallelism))
+    return max(1, min(most, TASKS * parallelism(frame.sparkSession)))
 
 
 def summed() -> list[Column]:
@@ -115,6 +116,6 @@ def share(frame: DataFrame, per_second: float | None, most: int) -> float | None
         return None
     tasks = tasks_of(frame, most)
     # With dynamic allocation there may be more executors in a moment.
-    conf, context = frame.sparkSession.conf, frame.sparkSession.sparkContext
-    grows = str(conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
-    return per_second / max(1, tasks if grows else min(tasks, context.defaultParallelism))
+    spark = frame.sparkSession
+    grows = str(spark.conf.get("spark.dynamicAllocation.enabled", "false")) == "true"
+    return per_second / max(1, tasks if grows else min(tasks, parallelism(spark)))

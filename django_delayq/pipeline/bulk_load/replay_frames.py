@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
@@ -45,9 +45,10 @@ def selected_letters(frame: DataFrame, where: str) -> DataFrame:
         return parsed
     try:
         found = parsed.where(F.expr(where))
+        found.schema  # noqa: B018 - Spark Connect has not looked at it before
     except PySparkException as error:
         raise Refused(f"The condition {where!r:.200} does not fit: {_first_line(error)}") from error
-    _check_certain(found, f"The condition {where!r:.200}")
+    _check_certain(parsed, where, f"The condition {where!r:.200}")
     return found
 
 
@@ -151,7 +152,7 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
             raise Refused(
                 f"The edit {name}={text!r:.200} does not fit: {_first_line(error)}"
             ) from error
-        _check_certain(edited, f"The edit {name}={text!r:.200}")
+        _check_certain(frame, text, f"The edit {name}={text!r:.200}")
         if isinstance(kind, T.VariantType):
             raise Refused(
                 f"The edit of {name!r} is a variant, which may have any type. Say which: "
@@ -225,12 +226,19 @@ def _edited_arguments(shape: _Shape | None, body: str | None, edits: str | None)
     return msgspec.json.encode(found).decode() if fits else None
 
 
-def _check_certain(frame: Any, what: str) -> None:
-    if not frame._jdf.queryExecution().analyzed().deterministic():
+def _check_certain(frame: DataFrame, text: str, what: str) -> None:
+    """Raise Refused for an expression that is not deterministic: Spark takes none as the condition
+    of a join."""
+    other = frame.sparkSession.range(1).toDF("delayq_other")
+    try:
+        frame.join(other, F.expr(text).isNotNull()).schema  # noqa: B018
+    except AnalysisException as error:
+        if "NON_DETERMINISTIC" not in (error.getCondition() or ""):
+            raise
         raise Refused(
             f"{what} has another value each time it is read, but every run must select the same. "
             "Do without rand()."
-        )
+        ) from error
 
 
 def _first_line(error: PySparkException) -> str:

@@ -3,14 +3,16 @@ adds nothing twice."""
 
 from __future__ import annotations
 
-import re
+import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyspark import StorageLevel
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -24,9 +26,6 @@ from . import message_frames, row_messages, scheduling
 from .messages import LoadTotals
 from .row_messages import MADE, MessageMaker
 from .schedule_source import read_source
-
-#: Names of files that Spark writes: parts, their checksums, and the mark of the end.
-_OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -117,26 +116,37 @@ def _rejects_folder(options: ScheduleOptions) -> str:
 def _check_rejects_folder(spark: SparkSession, options: ScheduleOptions) -> None:
     """Raise Refused for a folder that the rejects would replace, but that is the source's or holds
     other files."""
-    system, path = _hadoop_path(spark, _rejects_folder(options))
+    target = _rejects_folder(options)
     if options.format in ("parquet", "csv", "json"):
-        target = str(path.toString())
-        source = str(_hadoop_path(spark, options.source)[1].toString())
-        if f"{source}/".startswith(f"{target}/") or target.startswith(f"{source}/"):
+        first, second = _place_of(target), _place_of(options.source)
+        if first.startswith(second) or second.startswith(first):
             raise Refused(
-                f"The rejects would go to {target}, and the source is {source}: give them another "
-                f"directory."
+                f"The rejects would go to {target}, and the source is {options.source}: give them "
+                f"another directory."
             )
-    files = system.listStatus(path) if system.exists(path) else []
-    names = sorted(str(file.getPath().getName()) for file in files)
-    if strange := [name for name in names if not re.fullmatch(_OF_SPARK, name)]:
+    if strange := _strange_file(spark, target):
         raise Refused(
-            f"The rejects replace what is in {_rejects_folder(options)}. This job did not write "
-            f"{strange[0]}, which is there: give another directory."
+            f"The rejects replace what is in {target}. This job did not write {strange}, which is "
+            "there: give another directory."
         )
 
 
-def _hadoop_path(spark: Any, text: str) -> tuple[Any, Any]:
-    """The file system of a path, as Hadoop has it, and the path in full."""
-    path = spark._jvm.org.apache.hadoop.fs.Path(text)
-    system = path.getFileSystem(spark._jsc.hadoopConfiguration())
-    return system, system.makeQualified(path)
+def _place_of(address: str) -> str:
+    """Of a path or a URI, without its scheme: a path may be one of the cluster's default file
+    system."""
+    parts = urlsplit(address)
+    return f"{posixpath.normpath(f'/{parts.netloc}/{parts.path}')}/"
+
+
+def _strange_file(spark: SparkSession, folder: str) -> str:
+    """The name of a file in there that Spark has not written for this job; empty if there is none,
+    or no such folder."""
+    name = F.element_at(F.split("path", "/"), -1)
+    try:
+        files = spark.read.format("binaryFile").option("recursiveFileLookup", True).load(folder)
+        found = files.select(name.alias("name")).where(~name.startswith("part-")).limit(1).collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return ""
+    return str(found[0]["name"]) if found else ""
