@@ -113,6 +113,7 @@ BARS = (
     Bar("pipeline_lake", "figure", "<=", 0.3, "s to open 10,000 commits", "open, compacted"),
     Bar("pipeline_lake", "figure", "<=", 0.5, "s for a commit", "commit, compacted"),
     Bar("pipeline_lake", "figure", "<=", 1, "s to plan a read of one day", "plan, compacted"),
+    Bar("pipeline_memory", "figure", "<=", 200, "MB more for ten times the rows"),
     Bar("pipeline_interval", "differing", "<=", 0, "rows that differ after three kills"),
     Bar("growth", "p50_against_first", "<=", 1.3, "times the p50 lateness beside 10^4", MILLION),
 )
