@@ -6,7 +6,7 @@ SQL is the truth about what it still has, the lake about what has been pruned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import date, datetime
 
 from django.db.models import Max, Min, Q
@@ -48,7 +48,7 @@ class AuditedLake:
     def compare(self, again: Sequence[Finding] | None = None) -> list[Finding]:
         """Rows that differ, at most `most` of each kind; `again`: only of these findings. Raises
         LakeError."""
-        rows = None if again is None else sorted(finding.row or 0 for finding in again)
+        rows = None if again is None else {finding.row or 0 for finding in again}
         self.found = compare_batches(
             self._spark,
             self._database,
@@ -61,7 +61,7 @@ class AuditedLake:
             Finding(kind, row=pk)
             for name, kind in _KINDS.items()
             for pk in self.found.ids[name]
-            if rows is None or pk in set(rows)
+            if rows is None or pk in rows
         ]
 
     def counts(self) -> dict[FindingKind, int]:
@@ -77,7 +77,7 @@ class AuditedLake:
         exported = export_again(self._database, self._ledger, ids)
         return [pk in exported for pk in ids]
 
-    def _batches(self, rows: Sequence[int] | None) -> list[LakeBatch]:
+    def _batches(self, rows: Collection[int] | None) -> list[LakeBatch]:
         """Those that may have rows of the period, or these rows."""
         done = self._ledger.batches.filter(version__isnull=False)
         if rows is not None:
