@@ -57,7 +57,9 @@ BATCH = 100_000
 #: Rows that are counted at a time: some 50 MB.
 ROWS = 400_000
 #: Aggregates that are added up at a time, unless an hour or a day has more.
-ADDED = 50_000
+ADDED = 10_000
+#: Rows of a batch of aggregates, or of spans: they become objects of Python together.
+TOGETHER = 1_000
 STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
@@ -326,7 +328,7 @@ def added_up(batches: Iterable[pa.RecordBatch], most_errors: int) -> Batches:
     """AGGREGATES of parts of the rows, in the order _IN_ORDER -> SPANS, in the order of their keys.
     It holds all aggregates of an hour, or a day, and few others."""
     for table in _whole(batches):
-        yield from _spans(table, most_errors).to_batches()
+        yield from _spans(table, most_errors).to_batches(TOGETHER)
 
 
 def _whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -398,12 +400,19 @@ def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Map
         kept.append(batch)
         rows += batch.num_rows
         if rows >= most:
-            merged = _merged(pa.Table.from_batches(kept))
-            kept, rows = merged.to_batches(), merged.num_rows
+            merged = map(_merged, _whole(_in_order(kept)))
+            kept = [one for part in merged for one in part.to_batches()]
+            rows = sum(one.num_rows for one in kept)
             most = max(ADDED, 2 * rows)
-    table = pa.Table.from_batches(kept, AGGREGATES).sort_by(_IN_ORDER)
-    for batch in added_up(table.to_batches(), most_errors):
+    for batch in added_up(_in_order(kept), most_errors):
         yield from batch.to_pylist()
+
+
+def _in_order(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+    found: Sequence[pa.RecordBatch] = (
+        pa.Table.from_batches(batches, AGGREGATES).sort_by(_IN_ORDER).to_batches(TOGETHER)
+    )
+    return found
 
 
 def figures_of_files(
