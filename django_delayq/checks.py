@@ -65,6 +65,7 @@ WITH_DEPLOY = {
     "W021": "Messages wait in a topic that no code declares here.",
     "W022": "Messages wait in a topic that is declared and that no worker serves.",
     "W024": "Psycopg works without compiled code, which takes half as much CPU again.",
+    "W025": "This MariaDB sorts UUIDs otherwise: a search for a key in all topics misses rows.",
     "W023": "No process that archives writes the messages of a recurring task.",
 }
 
@@ -306,6 +307,32 @@ def check_driver(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
             "Psycopg works in Python here: a task with one UPDATE takes 1.5 times the CPU.",
             hint="pip install 'psycopg[binary]', or 'psycopg[c]' where a compiler and libpq are.",
             id="delayq.W024",
+        )
+    ]
+
+
+#: MariaDB sorts UUIDs by their last bytes in these series, before this patch (MDEV-29959).
+_SORTS_FROM = {(10, 7): 99, (10, 8): 99, (10, 9): 8, (10, 10): 6, (10, 11): 5, (11, 0): 3}
+
+
+@register("delayq", deploy=True)
+def check_order_of_ids(app_configs: Any = None, **kwargs: Any) -> list[CheckMessage]:
+    """The database sorts ids by their first bytes, which a key has in all topics."""
+    try:
+        connection: Any = connections[get_settings().database]
+        if connection.vendor != "mysql" or not connection.mysql_is_mariadb:
+            return []
+        version = connection.mysql_version
+    except (DelayQError, DatabaseError):  # other checks tell
+        return []
+    if version[2] >= _SORTS_FROM.get(version[:2], 0):
+        return []
+    return [
+        checks.Warning(
+            f"MariaDB {'.'.join(map(str, version))} sorts UUIDs by their last bytes: a search for "
+            "a key in all topics misses messages of the archive and the outbox.",
+            hint="Update MariaDB to the last patch of its series (MDEV-29959).",
+            id="delayq.W025",
         )
     ]
 

@@ -367,3 +367,18 @@ def test_psycopg_without_compiled_code_is_named(
     monkeypatch.setattr(pq, "__impl__", code)
     monkeypatch.setattr(checks, "connections", {"default": SimpleNamespace(vendor=vendor)})
     assert [message.id for message in checks.check_driver()] == found
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [((10, 6, 22), []), ((10, 11, 4), ["delayq.W025"]), ((10, 11, 5), []), ((11, 8, 3), []),
+     ((10, 8, 8), ["delayq.W025"])],
+)  # fmt: skip
+def test_a_mariadb_that_sorts_ids_by_their_last_bytes_is_a_warning(
+    version: tuple[int, ...], found: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for vendor, is_mariadb in (("mysql", True), ("mysql", False), ("sqlite", False)):
+        here = SimpleNamespace(vendor=vendor, mysql_is_mariadb=is_mariadb, mysql_version=version)
+        monkeypatch.setattr(checks, "connections", {"default": here})
+        ids = [message.id for message in checks.check_order_of_ids()]
+        assert ids == (found if is_mariadb else [])

@@ -15,8 +15,8 @@ from ..stats.attention.concerns import Concern, Urgency
 from ..tasks import registry
 from .site import url
 
-#: Topics that a line names. The others are a number.
-MOST_TOPICS = 5
+#: Topics that a line names, and lines. The others are a number.
+MOST_TOPICS, MOST_LINES = 5, 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ def found_attention(request: HttpRequest) -> Sequence[Concern]:
 def shown_attention(
     request: HttpRequest, found: Sequence[Concern], topic: str = ""
 ) -> list[ShownConcern]:
-    """The lines of what was found, about all topics or about one."""
+    """The first lines of what was found, about all topics or about one: the most urgent ones."""
     if topic:
         found = concerns.concerns_of(topic, found)
-    return [_shown(request, concern, topic) for concern in found]
+    return [_shown(request, concern, topic) for concern in found[:MOST_LINES]]
 
 
 def _shown(request: HttpRequest, concern: Concern, topic: str) -> ShownConcern:

@@ -17,6 +17,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from django_delayq.admin import attention_links
+from django_delayq.admin.pages import overview_page
 from django_delayq.stats import overview
 from django_delayq.store.store import RedisStore
 from django_delayq.templatetags.delayq import instant
@@ -24,6 +26,7 @@ from tests.admin import by_hand
 from tests.admin.browser import address
 from tests.app.tasks import close_order
 from tests.hands import ORDERS, Hands
+from tests.stats.overview import archived
 
 HOSTILE = "<script>alert(1)</script> \u202egnp.exe\u200b \x1b[31m"
 
@@ -228,3 +231,21 @@ def queries_of(viewer: Client) -> int:
     with CaptureQueriesContext(connection) as queries:
         viewer.get(address("changelist") + "?part=1")
     return len(queries)
+
+
+def test_of_very_many_lines_of_attention_the_first_are_shown(
+    viewer: Client, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        archived(
+            20 + number, state="dead", topic=f"topic{number}", error_class=f"Error{number}",
+            finished_at=timezone.now(),
+        )  # fmt: skip
+    html = text_of(page(viewer))
+    assert [f"Error{number}" in html for number in range(4)] == [True] * 4
+    assert "not shown" not in html
+    for module in (attention_links, overview_page):
+        monkeypatch.setattr(module, "MOST_LINES", 3)
+    html = text_of(page(viewer))
+    assert html.count("dead letters in an hour") == 3
+    assert "Lines that are not shown: 1." in html

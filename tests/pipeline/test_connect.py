@@ -115,7 +115,7 @@ def test_the_docs_say_of_each_job_whether_it_runs_there() -> None:
 @pytest.mark.long
 def test_each_job_runs_through_spark_connect(job: Job, tmp_path: Path) -> None:
     make_rows(2_000)
-    make_rows(50, state="dead", topic="crowd", task=TASK.name, body=lambda n: f"[{n}]")
+    make_rows(50, state="dead", topic="crowd", task=TASK.name, body='{"args":[7],"kwargs":{}}')
     lake = Storage(str(tmp_path / "lake"))
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "export": lambda: job("export", lake=lake, job={"settle": 0.0}),

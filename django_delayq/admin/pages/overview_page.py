@@ -20,7 +20,7 @@ from ...stats.history import FORECAST_DAYS
 from ...stats.overview import Overview, TopicOverview
 from ...store.queries import COUNTERS
 from .. import timed_charts
-from ..attention_links import found_attention, shown_attention
+from ..attention_links import MOST_LINES, found_attention, shown_attention
 from ..charts import sparkline
 from ..site import register_page, show, url
 
@@ -117,6 +117,7 @@ def _tables(request: HttpRequest, now: Overview) -> dict[str, Any]:
         "lag_mark": _lag_mark(now.totals.lag),
         "paused": [topic for topic in now.topics if topic.paused][:TOPICS_ON_PAGE],
         "attention": shown_attention(request, concerns),
+        "more_attention": max(0, len(concerns) - MOST_LINES),
         "held": held[:TOPICS_ON_PAGE],
         "more_held": max(0, len(held) - TOPICS_ON_PAGE),
         "unused": not now.problem
