@@ -45,7 +45,7 @@ FIRST_IDS = 20_000
 BUDGET = 0.06
 #: Rows in one window of a period; when an index without the acked ones has them; when bodies are
 #: searched.
-PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 50_000
+PERIOD_ROWS, FEW_ROWS, SEARCHED_ROWS = 60_000, 100_000, 25_000
 #: A task or a topic with at most as many rows is looked up in its index, without windows.
 RARE = 5_000
 #: At most so many bodies are read: one may have 60 KB and more.

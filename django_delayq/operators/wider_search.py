@@ -27,6 +27,8 @@ from .waiting_selection import WaitingSelection, pages_in_redis
 
 #: Waiting messages that a search for an argument reads at most.
 READS = 2_000
+#: Messages of one page of these.
+PAGE = 500
 #: Topics in which it reads them at least, and after these for so many seconds.
 LEAST, LOOKS_FOR = 40, 0.05
 #: How far back the archive is searched for an argument.
@@ -35,7 +37,7 @@ BACK = timedelta(hours=24)
 HITS = 20
 #: Newest rows of the archive and of the outbox, and waiting messages of each lane of some
 #: partitions, whose keys say how keys look.
-RECENT, RECENT_OF_LANE, PARTITIONS = 500, 50, 50
+RECENT, RECENT_OF_LANE, PARTITIONS = 200, 50, 50
 #: Keys of one form that are looked up.
 GUESSES = 20
 
@@ -65,7 +67,7 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     for number, page in enumerate(pages_in_redis(waiting, topics)):
         hits += page.messages
         read += (
-            RECENT if page.messages or page.cursor else 1
+            PAGE if page.messages or page.cursor else 1
         )  # there may be thousands of empty topics
         is_late = number >= LEAST and time.monotonic() > ends_at
         if read >= READS or len(hits) >= HITS or is_late:

@@ -135,7 +135,7 @@ def history(
     summed_up, known, rows, *answers = read_together(
         named.order_by("-count", "topic", "task")[: MOST_TASKS + 1],
         kept,
-        _rows_of_steps(step, begins[0], topic, topics),
+        _rows_of_steps(step, begins, topic, topics),
         *beside,
     )
     most = summed_up or known
@@ -168,17 +168,18 @@ def messages_of(rows: Q | None = None) -> Cast:
 
 
 def _rows_of_steps(
-    step: timedelta, begin: datetime, topic: str, topics: Collection[str] | None
+    step: timedelta, begins: Sequence[datetime], topic: str, topics: Collection[str] | None
 ) -> QuerySet[Any]:
     """The rows whose sums are the steps: for all topics one of each step."""
     seen: dict[str, Any] = {} if topics is None else {"topic__in": topics}
-    since: dict[str, Any]
+    # Each of them, and not all since the first one: MariaDB would pass all topics.
+    when: dict[str, Any]
     if step == HOUR:
-        since = {"hour__gte": stored(begin)}
-        every, of_topics = HourTotal.objects.filter(**since), TopicHour.objects.filter(**since)
+        when = {"hour__in": [stored(begin) for begin in begins]}
+        every, of_topics = HourTotal.objects.filter(**when), TopicHour.objects.filter(**when)
     else:
-        since = {"day__gte": begin.date()}
-        every, of_topics = DayTotal.objects.filter(**since), TaskDay.objects.filter(**since)
+        when = {"day__in": [begin.date() for begin in begins]}
+        every, of_topics = DayTotal.objects.filter(**when), TaskDay.objects.filter(**when)
     return _of(of_topics.filter(**seen), topic) if topic or seen else every
 
 

@@ -164,12 +164,12 @@ class Partitions:
     def __init__(self, topics: Topics, queries: Queries) -> None:
         self._topics = topics
         self._queries = queries
-        self._registered: dict[str, set[int]] = {}
-        self._counts: dict[str, set[int]] = {}
+        self._registered: dict[str, frozenset[int]] = {}
+        self._counts: dict[str, frozenset[int]] = {}
         """Of the topics that were asked for since the last reading."""
         self._read_at = -READ_COUNTS_AGAIN
 
-    def counts(self, topic: str) -> set[int]:
+    def counts(self, topic: str) -> frozenset[int]:
         """Every number of partitions that the topic has had, ours included."""
         now = time.monotonic()
         if now - self._read_at >= READ_COUNTS_AGAIN:
@@ -177,7 +177,7 @@ class Partitions:
             self._read_at = now
         counts = self._counts.get(topic)
         if counts is None:
-            count, counts = self._topics.configured(topic), self._registered.get(topic, set())
+            count, counts = self._topics.configured(topic), self._registered.get(topic, frozenset())
             if count not in counts:
                 counts = self._topics.register(topic, count)
             self._counts[topic] = counts

@@ -59,19 +59,22 @@ class Topics:
         options = self._client.settings.topics.get(topic)
         return options.partitions if options else 1
 
-    def registered(self) -> dict[str, set[int]]:
+    def registered(self) -> dict[str, frozenset[int]]:
         """Every number of partitions that each topic has had."""
-        counts: dict[str, set[int]] = {}
+        counts: dict[str, frozenset[int]] = {}
+        # One object for all topics that have the same: there may be thousands.
+        alone: dict[str, frozenset[int]] = {}
         for member in self._client.command("SMEMBERS", keys.topics_key(self._client.prefix)):
             name, _, number = member.decode().rpartition(":")
-            counts.setdefault(name, set()).add(int(number))
+            own = alone.get(number) or alone.setdefault(number, frozenset({int(number)}))
+            counts[name] = counts[name] | own if name in counts else own
         return counts
 
-    def register(self, topic: str, count: int) -> set[int]:
+    def register(self, topic: str, count: int) -> frozenset[int]:
         """Record that the topic has `count` partitions; returns every number it has had."""
         client = self._client
         key = keys.topics_key(client.prefix)
-        known = self.registered().get(topic, set())
+        known = self.registered().get(topic, frozenset())
         if count not in known:
             with suppress(StoreFull):  # a full Redis must drain; partitions.py registers again soon
                 client.command("SADD", key, f"{topic}:{count}")
