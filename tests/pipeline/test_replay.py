@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from django.utils import timezone as django_timezone
 
-from django_delayq.core.message import Record, decode_body, key_id, new_id, task_code
+from django_delayq.core.message import Record, decode_body, key_id, limit_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay, replay_marks
 from django_delayq.pipeline.job_errors import Refused
@@ -89,6 +89,19 @@ def marks() -> dict[int, UUID | None]:
     return dict(
         ArchivedMessage.objects.filter(replayed_at__isnull=False).values_list("pk", "replayed_by")
     )
+
+
+def test_a_replay_is_under_the_limit_of_its_task(job: Job, crowd: RedisStore) -> None:
+    limited = msgspec.structs.replace(TASK, limit=limit_id(TASK.name))
+    other = msgspec.structs.replace(TASK, name="tests.app.tasks.noop")
+    one, two = dead(priority=2), dead(task=other.name)
+    job(tasks=msgspec.to_builtins([limited, other]))
+    records = live(crowd)
+    assert (records[one.pk].limit, records[one.pk].priority) == (limit_id(TASK.name), 2)
+    assert records[two.pk].limit == b""
+    assert [records[row.pk].task_code for row in (one, two)] == [
+        task_code(row.task) for row in (one, two)
+    ]
 
 
 def test_a_dead_letter_becomes_a_message_as_it_was(job: Job, crowd: RedisStore) -> None:
@@ -221,7 +234,8 @@ def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisSto
     other = {dead(task="test.later").pk for _ in range(12)}
     assert job().figures["marked"] == 4
     later = [
-        msgspec.to_builtins(one) for one in (TASK, msgspec.structs.replace(TASK, name="test.later"))
+        msgspec.to_builtins(one)
+        for one in (TASK, msgspec.structs.msgspec.structs.replace(TASK, name="test.later"))
     ]
     with pytest.raises(
         Refused, match=r"letters was 4 and is 16.*another name, and give it only these"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -109,14 +109,16 @@ def replays(
     return made.withColumns({"fault": fault, "reason": F.coalesce(closed, fault)}).drop("standing")
 
 
-def _header(tasks: Iterable[TaskSpec]) -> Column:
-    """Bytes 14 to 22 of the record, as message.HEADER packs them."""
-    from ...core.message import VERSION, task_code
+def _header(tasks: Sequence[TaskSpec]) -> Column:
+    """Bytes 14 to 22 of the record, as message.HEADER packs them, and the limit of the task."""
+    from ...core.message import LIMITED, VERSION, task_code
 
-    codes = [F.when(F.col("task") == task.name, task_code(task.name).hex()) for task in tasks]
-    code = F.coalesce(*codes, F.lit(""))
-    flags = F.lpad(F.hex(F.col("priority") + F.lit(VERSION << 4)), 2, "0")
-    return F.unhex(F.concat(flags, F.lpad(F.hex(F.col("ttr_ms")), 8, "0"), code))
+    name = F.col("task")
+    ends = [F.when(name == task.name, (task_code(task.name) + task.limit).hex()) for task in tasks]
+    is_limited = name.isin([task.name for task in tasks if task.limit])
+    flags = F.col("priority") + F.lit(VERSION << 4) + F.when(is_limited, LIMITED).otherwise(0)
+    start = F.concat(F.lpad(F.hex(flags), 2, "0"), F.lpad(F.hex(F.col("ttr_ms")), 8, "0"))
+    return F.unhex(F.concat(start, F.coalesce(*ends, F.lit(""))))
 
 
 def _body() -> Column:
