@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from django_delayq.core.message import key_id
 from django_delayq.models import BulkMessage, BulkOperation
 from django_delayq.operators.waiting_orders import WaitingChange, start_waiting
 from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
-from django_delayq.store.keys import partition_keys
+from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import RedisStore
 from django_delayq.tasks.argument_edit import ArgumentEdit
 from tests.acceptance.harness import Figure
@@ -75,29 +76,26 @@ def start_worker(
         process.close()
 
 
-def dues(store: RedisStore) -> dict[bytes, float]:
-    """When each message of the topic is due, in ms."""
-    return dict(store.client.redis.zscan_iter(lane(store), count=5_000))
+def dues(store: RedisStore, partition: Partition = DEFAULT) -> dict[bytes, float]:
+    """When each message of the partition is due, in ms."""
+    lane = partition_keys(store.client.prefix, partition)[1]
+    return dict(store.client.redis.zscan_iter(lane, count=5_000))
 
 
-def lane(store: RedisStore) -> str:
-    return partition_keys(store.client.prefix, DEFAULT)[1]
-
-
-def fill(store: RedisStore) -> tuple[dict[bytes, float], set[bytes]]:
+def fill(store: RedisStore, count: int = CAMPAIGN) -> tuple[dict[bytes, float], set[bytes]]:
     """A wrong campaign among other messages: due times of all, and the ids of the campaign."""
     wrong = record.enqueue_many(
-        [record.using(key=f"campaign:{n}", delay=DAY).prepare(f"a{n}") for n in range(CAMPAIGN)]
+        [record.using(key=f"campaign:{n}", delay=DAY).prepare(f"a{n}") for n in range(count)]
     )
     record.enqueue_many([record.using(delay=DAY).prepare(n) for n in range(OTHERS)])
     before = dues(store)
-    assert len(before) == CAMPAIGN + OTHERS
+    assert len(before) == count + OTHERS
     return before, {handle.identity for handle in wrong}
 
 
-def in_the_middle(operation: BulkOperation) -> bool:
+def in_the_middle(operation: BulkOperation, count: int = CAMPAIGN) -> bool:
     operation.refresh_from_db()
-    return operation.count >= 2_000
+    return operation.count >= count // 6
 
 
 def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind: str) -> None:
@@ -109,36 +107,59 @@ def check(store: RedisStore, before: dict[bytes, float], meant: set[bytes], kind
         assert values == Counter(f"aa{n}" for n in range(CAMPAIGN)) + Counter(range(OTHERS))
     elif kind == "cancel":
         assert after == {name: due for name, due in before.items() if name not in meant}
+    elif kind == "run now":
+        assert {name: due for name, due in after.items() if name not in meant} == {
+            name: due for name, due in before.items() if name not in meant
+        }
+        assert after.keys() == before.keys()
+        assert max(after[name] for name in meant) <= store.clock_ms()
+    elif kind == "move":
+        assert after == {name: due for name, due in before.items() if name not in meant}
+        elsewhere = dues(store, Partition("crowd", 0))
+        assert elsewhere.keys() == {key_id("crowd", f"campaign:{n}") for n in range(len(meant))}
+        assert set(elsewhere.values()) <= {before[name] for name in meant}
     else:
         by = 3_600_000
         assert after == {name: due + by * (name in meant) for name, due in before.items()}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["cancel", "shift", "edit"])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("cancel", CAMPAIGN), ("shift", CAMPAIGN), ("edit", CAMPAIGN), ("run now", CAMPAIGN),
+     ("move", 600)],  # a move is of one message at a time
+)  # fmt: skip
 def test_after_kill_9_of_the_worker_exactly_the_campaign_is_changed_once(
-    kind: str, delayq: RedisStore, start_worker: Callable[[], WorkerProcess], figure: Figure
+    kind: str,
+    count: int,
+    delayq: RedisStore,
+    start_worker: Callable[[], WorkerProcess],
+    figure: Figure,
 ) -> None:
-    before, meant = fill(delayq)
-    edit = TWICE_IS_ANOTHER if kind == "edit" else None
-    change = WaitingChange(kind=kind, by=timedelta(hours=kind == "shift"), edit=edit)
+    before, meant = fill(delayq, count)
+    change = WaitingChange(
+        kind=kind,
+        by=timedelta(hours=kind == "shift"),
+        to="crowd" if kind == "move" else "",
+        edit=TWICE_IS_ANOTHER if kind == "edit" else None,
+    )
     selection = WaitingSelection(topic="default", key_prefix="campaign:")
     victim = start_worker()
     operation = start_waiting(OPERATOR, change, selection, reason="wrong campaign")
-    wait_until(lambda: in_the_middle(operation), "it is in the middle", 60)
+    wait_until(lambda: in_the_middle(operation, count), "it is in the middle", 60)
     victim.kill()
     operation.refresh_from_db()
     killed_at = operation.count
-    assert 2_000 <= killed_at < CAMPAIGN and operation.status == "running"
+    assert count // 6 <= killed_at < count and operation.status == "running"
     be_silent()
     start_worker()
     begun = time.monotonic()
     wait_until(lambda: ended(operation), "it is done", 90)
     took = time.monotonic() - begun
-    assert (operation.status, operation.count, operation.total) == ("done", CAMPAIGN, CAMPAIGN)
+    assert (operation.status, operation.count, operation.total) == ("done", count, count)
     assert not BulkMessage.objects.filter(operation=operation).exclude(skipped="").exists()
     check(delayq, before, meant, kind)
-    figure(f"{kind}: killed at {killed_at:,}; the other {CAMPAIGN - killed_at:,} in {took:.1f} s")
+    figure(f"{kind}: killed at {killed_at:,}; the other {count - killed_at:,} in {took:.1f} s")
 
 
 def ended(operation: BulkOperation) -> bool:

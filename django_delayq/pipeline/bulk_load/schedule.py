@@ -135,7 +135,8 @@ def _place_of(address: str) -> str:
     """Of a path or a URI, without its scheme: a path may be one of the cluster's default file
     system."""
     parts = urlsplit(address)
-    return f"{posixpath.normpath(f'/{parts.netloc}/{parts.path}')}/"
+    path = f"/{parts.netloc}/{parts.path}" if parts.scheme else posixpath.abspath(address)
+    return f"{posixpath.normpath(path)}/"
 
 
 def _strange_file(spark: SparkSession, folder: str) -> str:
