@@ -42,7 +42,12 @@ from ..core.exceptions import (
 )
 from ..core.present import duration_units
 from ..models import Dashboard
-from ..operators.topic_permission import is_permitted, is_visible, permitted_topics
+from ..operators.topic_permission import (
+    is_permitted,
+    is_visible,
+    permitted_topics,
+    remember_topics,
+)
 from ..stats import overview_sql
 
 logger = logging.getLogger("delayq")
@@ -297,6 +302,8 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)
         _note_part(request)
+        if request.method in ("GET", "HEAD"):
+            remember_topics(request.user)
         if topic := arguments.get("topic", ""):
             enter_topic(request, topic, *route.permissions)
         with timezone.override("UTC" if _wants_utc(request) else None):

@@ -19,6 +19,8 @@ from ..outbox.existing import every_topic
 
 VIEW = "view_dashboard"
 
+#: Where a user has what remember_topics() remembers.
+_KNOWN = "_delayq_topics"
 Topics = frozenset[str] | None
 """Names of topics; None: every topic."""
 
@@ -29,13 +31,30 @@ def permitted_topics(user: Any, *actions: str) -> Topics:
     permits = _callable_for(user)
     if permits is None:
         return None
-    try:
-        topics = every_topic()
-    except StoreError:  # Redis is away: the pages of SQL go on
-        topics = every_topic(redis=False)
-    return frozenset(
-        topic for topic in topics if all(permits(user, topic, name) for name in (VIEW, *actions))
+    known: dict[tuple[str, ...], frozenset[str]] = getattr(user, _KNOWN, {})
+    if actions in known:
+        return known[actions]
+    names = permitted_topics(user) if actions else _every_topic()
+    known[actions] = frozenset(
+        topic
+        for topic in names or ()
+        if all(permits(user, topic, name) for name in actions or (VIEW,))
     )
+    return known[actions]
+
+
+def remember_topics(user: Any) -> None:
+    """Ask once for the topics of this user, as Django does for the permissions of a user: a page
+    asks for them six times. Only for a user who lives as long as one request that changes
+    nothing."""
+    setattr(user, _KNOWN, {})
+
+
+def _every_topic() -> list[str]:
+    try:
+        return every_topic()
+    except StoreError:  # Redis is away: the pages of SQL go on
+        return every_topic(redis=False)
 
 
 def is_permitted(user: Any, topic: str, *actions: str) -> bool:
