@@ -25,7 +25,7 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -543,11 +543,22 @@ def key_id(topic: str, key: str) -> bytes:
     Its first eight bytes are those of the key in every topic (key_ids()).
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
-    number = int.from_bytes(digest, "big") ^ _topic_bits(topic)
+    return _mixed(int.from_bytes(digest, "big"), topic)
+
+
+def _mixed(digest: int, topic: str) -> bytes:
+    """The id of a topic and the digest of a key."""
+    number = digest ^ _topic_bits(topic)
     # Not 0x80 itself in the ninth byte: MariaDB takes no UUIDv8 that has it.
     if not number & _NINTH:
         number |= 1 << 56
     return (number & ~_FIXED | _UUID_V8).to_bytes(16, "big")
+
+
+def ids_of_key(key: str, topics: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Each topic with key_id() of it and this key."""
+    digest = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "big")
+    return ((topic, _mixed(digest, topic)) for topic in topics)
 
 
 def key_ids(key: str) -> tuple[UUID, UUID]:

@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from ..client import finding
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, State, check_key, key_id, key_ids, parse_id
+from ..core.message import Message, State, check_key, ids_of_key, key_id, key_ids, parse_id
 from ..core.present import bare
 from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
@@ -82,7 +82,7 @@ def by_key_and(
 ) -> tuple[list[SearchResult], Sequence[Any]]:
     """by_key(), and what these queries find: one statement reads all of it."""
     check_key(key)
-    there = _live(((name, key_id(name, key)) for name in _topics(topic, redis)), redis)
+    there = _live(ids_of_key(key, _topics(topic, redis)), redis)
     rows = _rows([UUID(bytes=key_id(topic, key))] if topic else key_ids(key), topic)
     waiting, ended, *found = read_together(*rows, *queries)
     # Ids of other messages may lie between those of a key.

@@ -37,7 +37,7 @@ BACK = timedelta(hours=24)
 HITS = 20
 #: Newest rows of the archive and of the outbox, and waiting messages of each lane of some
 #: partitions, whose keys say how keys look.
-RECENT, RECENT_OF_LANE, PARTITIONS = 200, 50, 50
+RECENT, RECENT_OF_LANE, PARTITIONS = 200, 20, 25
 #: Keys of one form that are looked up.
 GUESSES = 20
 

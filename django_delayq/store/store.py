@@ -287,9 +287,10 @@ class RedisStore:
         """Those of these topics and ids that have a record: a cheap command each, in one round
         trip, before a script is asked about them."""
         where, owners = list[str](), list[tuple[str, bytes]]()
+        prefix, candidates = self.client.prefix, self.partitions.candidates
         for place in places:
-            for partition in self.partitions.candidates(*place):
-                where.append(messages_key(self.client.prefix, partition))
+            for partition in candidates(*place):
+                where.append(messages_key(prefix, partition))
                 owners.append(place)
         known = self.client.have_fields(where, [message_id for _, message_id in owners])
         return list(dict.fromkeys(compress(owners, known)))

@@ -40,6 +40,7 @@ from django_delayq.core.message import (
     encode_body,
     encode_header,
     encode_record,
+    ids_of_key,
     key_id,
     key_ids,
     new_ids,
@@ -333,6 +334,9 @@ def test_ids_of_a_key_lie_in_one_range_whatever_the_topic(topic: str, key: str) 
     identity = uuid.UUID(bytes=key_id(topic, key))
     assert first <= identity <= last
     assert (identity.version, identity.variant) == (8, uuid.RFC_4122)
+    assert dict(ids_of_key(key, [topic, "mail"])) == {
+        name: key_id(name, key) for name in (topic, "mail")
+    }
     assert first.bytes[:8] == last.bytes[:8] == identity.bytes[:8]
     other = key_ids(key + "x")
     assert not other[0] <= identity <= other[1]
