@@ -128,14 +128,23 @@ class RedisClient:
             return self.read_all(reads)
         # The pipeline of a cluster's client has converted them already.
         converters = {} if self.is_cluster else asked.response_callbacks
+        unknown = [
+            at
+            for at, answer in enumerate(answers)
+            if isinstance(answer, redis.exceptions.NoScriptError)
+        ]
+        if unknown:
+            # The first one by its text: then Redis knows it, and the others are one round trip.
+            first, *others = unknown
+            text = self.load(reads[first].name).text
+            answers[first] = self.command("EVAL", text, *commands[first][2:])
+            again = self.read_all([reads[at] for at in others]) if others else ()
+            for at, answer in zip(others, again, strict=True):
+                answers[at] = answer
         for at, answer in enumerate(answers):
-            if isinstance(answer, redis.exceptions.NoScriptError):
-                answers[at] = self.command(
-                    "EVAL", self.load(reads[at].name).text, *commands[at][2:]
-                )
-            elif isinstance(answer, Exception):
+            if isinstance(answer, Exception):
                 raise self.failed(answer) from answer
-            elif convert := converters.get(commands[at][0]):
+            if convert := converters.get(commands[at][0]):
                 answers[at] = convert(answer)
         return answers
 

@@ -249,8 +249,9 @@ class Queries:
     ) -> Snapshot:
         """All that the overview needs, in one round trip: stats and forecast of each partition,
         heartbeats, newest samples, and the partitions that are in use."""
+        instants = (b"".join([at_ms.to_bytes(6, "big") for at_ms in instants_ms]),)
         reads = [
-            Read(name, partition, instants_ms if name == "forecast" else ())
+            Read(name, partition, instants if name == "forecast" else ())
             for partition in partitions
             for name in ("stats", "forecast")
         ]

@@ -19,6 +19,7 @@ from django_delayq.store import keys, scripts
 from django_delayq.store.bulk_load import BulkLoader
 from django_delayq.store.connection import open_client
 from django_delayq.store.hints import HintStream
+from django_delayq.store.keys import Partition
 from django_delayq.store.queries import Queries
 from django_delayq.store.repair import Repair
 from django_delayq.store.reports import Reports
@@ -26,7 +27,7 @@ from django_delayq.store.scripts import Script
 from django_delayq.store.store import RedisStore
 from django_delayq.store.topic_catalog import Topics
 from tests.servers import Server
-from tests.store.factories import PARTITION, claim, dump, enqueue, new_id, on_all_nodes
+from tests.store.factories import PARTITION, claim, dump, enqueue, new_id, nodes, on_all_nodes
 from tests.store.life import whole_life
 
 LUA = files(package).joinpath("lua")
@@ -210,6 +211,19 @@ def test_every_script_survives_a_flush_of_the_script_cache(
             on_all_nodes(server, "SCRIPT", "FLUSH")
             call()
     assert len(texts) >= len(NAMES)
+
+
+def test_a_round_trip_about_many_partitions_sends_each_text_once(
+    store: RedisStore, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitions = [Partition(f"topic{n}", 0) for n in range(30)]
+    before = store.queries.snapshot(partitions, [2**40], 1)
+    on_all_nodes(server, "SCRIPT", "FLUSH")
+    with counting_evals(store, monkeypatch) as texts:
+        after = store.queries.snapshot(partitions, [2**40], 1)
+    assert after.forecast == before.forecast
+    assert after.stats.keys() == before.stats.keys()
+    assert len(texts) == 2 * len(nodes(server))
 
 
 def test_the_text_is_sent_once_and_then_only_its_name(
