@@ -234,8 +234,7 @@ def test_what_the_fence_skipped_unsent_is_never_marked(job: Job, crowd: RedisSto
     other = {dead(task="test.later").pk for _ in range(12)}
     assert job().figures["marked"] == 4
     later = [
-        msgspec.to_builtins(one)
-        for one in (TASK, msgspec.structs.msgspec.structs.replace(TASK, name="test.later"))
+        msgspec.to_builtins(one) for one in (TASK, msgspec.structs.replace(TASK, name="test.later"))
     ]
     with pytest.raises(
         Refused, match=r"letters was 4 and is 16.*another name, and give it only these"
