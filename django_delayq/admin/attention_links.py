@@ -15,7 +15,7 @@ from ..stats.attention.concerns import Concern, Urgency
 from ..tasks import registry
 from .site import url
 
-#: Topics that a line names, and lines. The others are a number.
+#: Topics that a line names, and lines about all topics. The others are a number.
 MOST_TOPICS, MOST_LINES = 5, 20
 
 
@@ -43,10 +43,9 @@ def found_attention(request: HttpRequest) -> Sequence[Concern]:
 def shown_attention(
     request: HttpRequest, found: Sequence[Concern], topic: str = ""
 ) -> list[ShownConcern]:
-    """The first lines of what was found, about all topics or about one: the most urgent ones."""
-    if topic:
-        found = concerns.concerns_of(topic, found)
-    return [_shown(request, concern, topic) for concern in found[:MOST_LINES]]
+    """The lines of what was found: the first ones about all topics, or those about one."""
+    chosen = concerns.concerns_of(topic, found) if topic else found[:MOST_LINES]
+    return [_shown(request, concern, topic) for concern in chosen]
 
 
 def _shown(request: HttpRequest, concern: Concern, topic: str) -> ShownConcern:

@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -46,7 +47,7 @@ from ..operators.topic_permission import (
     is_permitted,
     is_visible,
     permitted_topics,
-    remember_topics,
+    remembered_topics,
 )
 from ..stats import overview_sql
 
@@ -302,14 +303,14 @@ def _guarded(route: PageRoute, site: AdminSite) -> View:
         if request.method not in route.methods:
             return HttpResponseNotAllowed(route.methods)
         _note_part(request)
-        if request.method in ("GET", "HEAD"):
-            remember_topics(request.user)
-        if topic := arguments.get("topic", ""):
-            enter_topic(request, topic, *route.permissions)
-        with timezone.override("UTC" if _wants_utc(request) else None):
-            response = _answer(route, request, arguments)
-            if isinstance(response, TemplateResponse):
-                response = response.render()  # in this zone
+        changes_nothing = request.method in ("GET", "HEAD")
+        with remembered_topics(request.user) if changes_nothing else nullcontext():
+            if topic := arguments.get("topic", ""):
+                enter_topic(request, topic, *route.permissions)
+            with timezone.override("UTC" if _wants_utc(request) else None):
+                response = _answer(route, request, arguments)
+                if isinstance(response, TemplateResponse):
+                    response = response.render()  # in this zone
         if _is_part(request) and isinstance(response, HttpResponseRedirect):
             # A script cannot follow it.
             return HttpResponse(status=204, headers={"X-DelayQ-Location": response.url})

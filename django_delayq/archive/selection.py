@@ -11,7 +11,7 @@ import msgspec
 from django.db.models import Q, QuerySet
 
 from ..core.exceptions import InvalidKey, InvalidMessage
-from ..core.message import check_key, key_id, key_ids, parse_id
+from ..core.message import check_key, key_id, key_id_range, parse_id
 from ..core.present import counted
 from ..core.times import stored, stored_ms
 from ..models import ArchivedMessage, Final
@@ -111,7 +111,7 @@ class Selection(
                 rows.filter(message_id=key_id(self.topic, self.key).hex())
                 if self.topic
                 # Ids of other messages may lie between those of a key.
-                else rows.filter(message_id__range=key_ids(self.key), key=self.key)
+                else rows.filter(message_id__range=key_id_range(self.key), key=self.key)
             )
         if self.key_prefix:
             rows = rows.filter(key__startswith=self.key_prefix)

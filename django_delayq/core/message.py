@@ -540,7 +540,7 @@ _UUID_V8, _FIXED, _NINTH = 8 << 76 | 2 << 62, 0xF << 76 | 3 << 62, 0x3F << 56
 def key_id(topic: str, key: str) -> bytes:
     """The id of the message with this key, a UUIDv8: finding it costs no index.
 
-    Its first eight bytes are those of the key in every topic (key_ids()).
+    Its first eight bytes are those of the key in every topic (key_id_range()).
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     return _mixed(int.from_bytes(digest, "big"), topic)
@@ -561,7 +561,7 @@ def ids_of_key(key: str, topics: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     return ((topic, _mixed(digest, topic)) for topic in topics)
 
 
-def key_ids(key: str) -> tuple[UUID, UUID]:
+def key_id_range(key: str) -> tuple[UUID, UUID]:
     """The ids of messages with this key lie from the first one to the second one, whatever their
     topics are. Others may lie there too: compare them with key_id()."""
     first = int.from_bytes(key_id("", key), "big") >> 64 << 64

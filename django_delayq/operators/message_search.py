@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from ..client import finding
 from ..core.exceptions import UndecodableMessage
-from ..core.message import Message, State, check_key, ids_of_key, key_id, key_ids, parse_id
+from ..core.message import Message, State, check_key, ids_of_key, key_id, key_id_range, parse_id
 from ..core.present import bare
 from ..core.task_report import TaskProgress
 from ..core.times import shown_instant
@@ -65,7 +65,7 @@ def by_id(message_id: str, topic: str = "", *, redis: bool = True) -> SearchResu
     """
     identity = parse_id(message_id)
     there = _live([(name, identity) for name in _topics(topic, redis)], redis)
-    waiting, ended = read_together(*_rows([UUID(bytes=identity)], topic))
+    waiting, ended = read_together(*_rows(topic, message_id=UUID(bytes=identity)))
     return next(iter(_hits(there, waiting, ended, redis)), None)
 
 
@@ -83,7 +83,11 @@ def by_key_and(
     """by_key(), and what these queries find: one statement reads all of it."""
     check_key(key)
     there = _live(ids_of_key(key, _topics(topic, redis)), redis)
-    rows = _rows([UUID(bytes=key_id(topic, key))] if topic else key_ids(key), topic)
+    rows = (
+        _rows(topic, message_id=UUID(bytes=key_id(topic, key)))
+        if topic
+        else _rows(message_id__range=key_id_range(key))
+    )
     waiting, ended, *found = read_together(*rows, *queries)
     # Ids of other messages may lie between those of a key.
     waiting, ended = (
@@ -98,7 +102,8 @@ def by_keys(keys: Sequence[tuple[str, str]]) -> list[SearchResult]:
     The topics need not exist. Raises InvalidKey or StoreUnavailable."""
     places = [(topic, key_id(topic, check_key(key) or "")) for topic, key in keys]
     there = _live(places, redis=True)
-    waiting, ended = read_together(*_rows([UUID(bytes=identity) for _, identity in places]))
+    ids = [UUID(bytes=identity) for _, identity in places]
+    waiting, ended = read_together(*_rows(message_id__in=ids))
     order = {place: at for at, place in enumerate(places)}
 
     def place_of(hit: SearchResult) -> tuple[bool, int]:
@@ -134,7 +139,7 @@ def live(topic: str, message_id: str) -> LiveMessage | None:
 
 def archived_row(message_id: str) -> ArchivedMessage | None:
     """The row of the newest life with this id. Raises InvalidMessage."""
-    return _rows([UUID(bytes=parse_id(message_id))])[1].first()
+    return _rows(message_id=UUID(bytes=parse_id(message_id)))[1].first()
 
 
 def _newest(rows: QuerySet[ArchivedMessage]) -> QuerySet[ArchivedMessage]:
@@ -144,13 +149,10 @@ def _newest(rows: QuerySet[ArchivedMessage]) -> QuerySet[ArchivedMessage]:
     return rows.order_by().filter(~Exists(later))
 
 
-def _rows(
-    ids: Sequence[UUID], topic: str = ""
-) -> tuple[QuerySet[OutboxMessage], QuerySet[ArchivedMessage]]:
-    """Rows of the outbox, and the newest rows of the archive, with these ids. `ids`: a tuple is the
-    first and the last one of a range."""
-    which = "message_id__range" if isinstance(ids, tuple) else "message_id__in"
-    chosen: dict[str, Any] = {which: ids, **({"topic": topic} if topic else {})}
+def _rows(topic: str = "", **ids: Any) -> tuple[QuerySet[OutboxMessage], QuerySet[ArchivedMessage]]:
+    """Rows of the outbox, and the newest rows of the archive, with these ids, in a topic or in all.
+    `ids`: a condition on message_id."""
+    chosen = {**ids, "topic": topic} if topic else ids
     kept = OutboxMessage.objects.filter(**chosen)
     return kept, _newest(ArchivedMessage.objects.filter(**chosen))
 

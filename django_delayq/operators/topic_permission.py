@@ -7,7 +7,8 @@ models.Dashboard. `view_dashboard` asks whether the topic exists for this user a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -19,7 +20,7 @@ from ..outbox.existing import every_topic
 
 VIEW = "view_dashboard"
 
-#: Where a user has what remember_topics() remembers.
+#: Where a user has what remembered_topics() remembers.
 _KNOWN = "_delayq_topics"
 Topics = frozenset[str] | None
 """Names of topics; None: every topic."""
@@ -43,11 +44,16 @@ def permitted_topics(user: Any, *actions: str) -> Topics:
     return known[actions]
 
 
-def remember_topics(user: Any) -> None:
-    """Ask once for the topics of this user, as Django does for the permissions of a user: a page
-    asks for them six times. Only for a user who lives as long as one request that changes
-    nothing."""
+@contextmanager
+def remembered_topics(user: Any) -> Iterator[None]:
+    """Ask once for the topics of this user, for a request that changes nothing: a page asks for
+    them six times."""
     setattr(user, _KNOWN, {})
+    try:
+        yield
+    finally:
+        with suppress(AttributeError):  # somebody shares the user with another request
+            delattr(user, _KNOWN)
 
 
 def _every_topic() -> list[str]:

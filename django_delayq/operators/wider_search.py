@@ -20,17 +20,17 @@ from ..models import ArchivedMessage, OutboxMessage
 from ..models.one_statement import Query
 from ..outbox.listing import message_of, waiting_rows
 from ..store import get_store
+from ..store.client import BATCH
 from ..tasks.naming import shown
 from .message_search import SearchResult, archived_hit, by_keys, live_hit
 from .topic_permission import Topics
+from .waiting_orders import LOOKS_FOR
 from .waiting_selection import WaitingSelection, pages_in_redis
 
 #: Waiting messages that a search for an argument reads at most.
 READS = 2_000
-#: Messages of one page of these.
-PAGE = 500
-#: Topics in which it reads them at least, and after these for so many seconds.
-LEAST, LOOKS_FOR = 40, 0.05
+#: Pages of these that it reads however long they take. For more it has LOOKS_FOR seconds.
+LEAST_PAGES = 40
 #: How far back the archive is searched for an argument.
 BACK = timedelta(hours=24)
 #: Hits that are shown.
@@ -66,10 +66,9 @@ def by_argument(argument: str, value: str, topic: str = "", topics: Topics = Non
     ends_at = time.monotonic() + LOOKS_FOR
     for number, page in enumerate(pages_in_redis(waiting, topics)):
         hits += page.messages
-        read += (
-            PAGE if page.messages or page.cursor else 1
-        )  # there may be thousands of empty topics
-        is_late = number >= LEAST and time.monotonic() > ends_at
+        # There may be thousands of empty topics.
+        read += BATCH if page.messages or page.cursor else 1
+        is_late = number >= LEAST_PAGES and time.monotonic() > ends_at
         if read >= READS or len(hits) >= HITS or is_late:
             all_waiting = False
             break

@@ -196,6 +196,11 @@ def start_of(given: Mapping[str, Any]) -> Start:
                 "Redis give references."
             )
         configuration[name.strip()] = value.strip()
+    if re.search(SECRET_NAME, given["master"].partition(";")[2]):
+        raise Refused(
+            "--master has a secret among its parameters, which every user of this machine can see. "
+            "Give the token of Spark Connect as SPARK_CONNECT_AUTHENTICATE_TOKEN."
+        )
     return Start(
         master=given["master"], driver_memory=given["driver_memory"], configuration=configuration
     )

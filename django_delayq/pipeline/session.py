@@ -130,18 +130,19 @@ def _connected(pyspark_sql: Any, url: str, extra: Mapping[str, str]) -> Any:
         ) from error
     builder = pyspark_sql.SparkSession.builder.remote(url).config(map={**ours, **extra})
     session = builder.getOrCreate()
-    session.addArtifacts(str(_packed()), pyfile=True)
+    session.addArtifacts(str(pack(_scratch())), pyfile=True)
     return session
 
 
-def _packed() -> Path:
-    """This package as a zip, for Python elsewhere."""
+def pack(folder: Path) -> Path:
+    """This package as a zip in the folder, for Python elsewhere. Spark wants that name."""
     package = Path(__file__).parents[1]
-    with zipfile.ZipFile(_scratch() / f"{package.name}.zip", "w") as packed:
+    packed = folder / f"{package.name}.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
         for path in package.rglob("*"):
             if path.suffix in (".py", ".lua"):
-                packed.write(path, path.relative_to(package.parent))
-        return Path(str(packed.filename))
+                archive.write(path, path.relative_to(package.parent))
+    return packed
 
 
 def build_session(

@@ -36,4 +36,5 @@ def keep_busiest(now: datetime) -> None:
             ]
     with transaction.atomic(using=get_settings().database):
         BusiestTask.objects.all().delete()
-        BusiestTask.objects.bulk_create(kept)
+        # Another process may store the same at the same moment.
+        BusiestTask.objects.bulk_create(kept, ignore_conflicts=True)

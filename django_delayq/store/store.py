@@ -272,9 +272,9 @@ class RedisStore:
         different numbers of them."""
         located: list[Located] = []
         for some in chunked(dict.fromkeys(places), TOGETHER):
-            if len(some) > FEW and len({topic for topic, _ in some}) > FEW:
-                some = self._with_records(some)  # noqa: PLW2901
-            batches = self._batches((topic, i, i) for topic, i in some)
+            is_wide = len(some) > FEW and len({topic for topic, _ in some}) > FEW
+            asked = self._with_records(some) if is_wide else some
+            batches = self._batches((topic, i, i) for topic, i in asked)
             answers = self.client.read_all([Read("find", *batch) for batch in batches])
             for (partition, ids), answer in zip(batches, answers, strict=True):
                 found = found_in(ids, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,16 +33,20 @@ ALL = frozenset(codename for codename, _ in Dashboard._meta.permissions)
 
 #: What the rule of these tests permits: actions by topic. A topic that is missing is hidden.
 RIGHTS: dict[str, set[str]] = {}
+#: How often it was asked, by topic and action.
+ASKED = Counter[tuple[str, str]]()
 
 
 def rule(user: Any, topic: str, action: str) -> bool:
     """The project's own function."""
+    ASKED[topic, action] += 1
     return action in RIGHTS.get(topic, ())
 
 
 @pytest.fixture(autouse=True)
 def _limited(settings: Any, delayq: RedisStore) -> Iterator[None]:
     settings.DELAYQ = {**settings.DELAYQ, "TOPIC_PERMISSION": f"{__name__}.rule"}
+    ASKED.clear()
     yield
     RIGHTS.clear()
 
@@ -321,3 +326,13 @@ def test_the_metrics_are_for_who_sees_every_topic(
 def test_a_function_that_is_not_there_is_e007(settings: Any):
     settings.DELAYQ = {**settings.DELAYQ, "TOPIC_PERMISSION": "nowhere.rule"}
     assert [message.id for message in check_settings()] == ["delayq.E007"]
+
+
+def test_a_page_asks_once_for_each_topic_and_the_next_one_asks_again(
+    as_user: Callable[..., Client], everyone_sees: Callable[..., None]
+) -> None:
+    everyone_sees("orders", "default")
+    viewer = as_user(*ALL)
+    for turn in (1, 2):
+        assert viewer.get(address("archive")).status_code == 200
+        assert set(ASKED.values()) == {turn}

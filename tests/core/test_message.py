@@ -42,7 +42,7 @@ from django_delayq.core.message import (
     encode_record,
     ids_of_key,
     key_id,
-    key_ids,
+    key_id_range,
     new_ids,
     parse_id,
     task_code,
@@ -330,7 +330,7 @@ def test_a_key_names_one_id_in_one_topic(topic: str, key: str) -> None:
     key=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40),
 )
 def test_ids_of_a_key_lie_in_one_range_whatever_the_topic(topic: str, key: str) -> None:
-    first, last = key_ids(key)
+    first, last = key_id_range(key)
     identity = uuid.UUID(bytes=key_id(topic, key))
     assert first <= identity <= last
     assert (identity.version, identity.variant) == (8, uuid.RFC_4122)
@@ -338,7 +338,7 @@ def test_ids_of_a_key_lie_in_one_range_whatever_the_topic(topic: str, key: str) 
         name: key_id(name, key) for name in (topic, "mail")
     }
     assert first.bytes[:8] == last.bytes[:8] == identity.bytes[:8]
-    other = key_ids(key + "x")
+    other = key_id_range(key + "x")
     assert not other[0] <= identity <= other[1]
 
 

@@ -4,24 +4,42 @@ the packaged zip."""
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import psutil
 import pytest
 
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.job_errors import SparkMissing
+from django_delayq.pipeline.params import ParameterSpec, TaskSpec
 from django_delayq.pipeline.session import check_java
 from tests.pipeline.quick import JAVA
 
 ROOT = Path(__file__).resolve().parents[2]
+
+#: Jobs about a task of the tests.
+TASK = TaskSpec(
+    name="tests.app.tasks.record",
+    topic="crowd",
+    ttr_ms=60_000,
+    parameters=[ParameterSpec(name="number", kind="both", annotation="int")],
+)
+REPLAY = {
+    "job": "again", "tasks": [msgspec.to_builtins(TASK)], "by": "anna", "reason": "mended",
+    "delay_ms": 3_600_000,
+}  # fmt: skip
+SCHEDULE = {
+    "job": "night", "task": msgspec.to_builtins(TASK), "format": "csv", "key": "k",
+    "delay_ms": 86_400_000,
+}  # fmt: skip
 
 #: For every Java that is started: Spark's launcher, drivers and executors.
 QUICK_JAVA = {"JAVA_TOOL_OPTIONS": JAVA}
@@ -141,18 +159,37 @@ def spark_home(folder: Path) -> Path:
     return home
 
 
-def pack(folder: Path) -> Path:
-    """The package as its wheel has it, under the name that Spark wants."""
-    package = ROOT / "django_delayq"
-    with zipfile.ZipFile(folder / "django_delayq.zip", "w") as archive:
-        for path in package.rglob("*"):
-            if path.suffix in (".py", ".lua"):
-                archive.write(path, path.relative_to(ROOT))
-    return folder / "django_delayq.zip"
-
-
 def write_params(path: Path, **rest: Any) -> str:
     """Parameters with references, as --write-params writes them."""
     with params_from_django.parameters(elsewhere=True, **rest) as params:
         path.write_bytes(params.encode())
+    return str(path)
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"Nobody listens at port {port}")
+
+
+def without_deltalake(folder: Path) -> Path:
+    """A Python for executors."""
+    blocked = folder / "blocked"
+    blocked.mkdir()
+    (blocked / "deltalake.py").write_text('raise ImportError("executors have no deltalake")')
+    inner = python_without_us(folder)
+    path = folder / "python-of-executors"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{blocked}:$PYTHONPATH" exec {inner} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def a_hundred_rows(folder: Path) -> str:
+    """A file of a hundred rows."""
+    path = folder / "rows.csv"
+    path.write_text("k,number\n" + "".join(f"{n},{n}\n" for n in range(100)))
     return str(path)

@@ -11,6 +11,7 @@ import pytest
 
 from django_delayq import topic_stats
 from django_delayq.pipeline.params import Storage
+from django_delayq.pipeline.session import pack
 from tests.app.tasks import record
 from tests.pipeline import outside
 from tests.pipeline.rows import make_rows
@@ -47,7 +48,7 @@ def test_jobs_run_on_executors_that_have_only_the_zip(tmp_path: Path, settings: 
     start = {
         "master": "local-cluster[2,1,1024]",
         "conf": {},
-        "files": [str(outside.pack(tmp_path))],
+        "files": [str(pack(tmp_path))],
         "code": _WHERE,
     }
     python = outside.python_without_us(tmp_path)

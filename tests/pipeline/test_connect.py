@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from django_delayq.client.topics import list_messages
@@ -19,13 +18,12 @@ from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, TopicHour
 from django_delayq.pipeline.jobs import JOBS
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.params import ParameterSpec, Storage, TaskSpec
+from django_delayq.pipeline.params import Storage
 from django_delayq.stats.hourly import compute_hour
 from tests.databases.processes import Child
 from tests.pipeline import outside
 from tests.pipeline.lakes import ids_in
 from tests.pipeline.rows import INSTANTS, make_rows
-from tests.pipeline.test_submit import wait_for, without_deltalake
 from tests.servers import PORTS
 
 pytestmark = [
@@ -37,20 +35,6 @@ pytestmark = [
 CLUSTER = (outside.ROOT / "docs" / "pipeline" / "cluster.md").read_text()
 #: What the docs say of each job.
 ON_CONNECT = dict(re.findall(r"^\| `(\w+)` \| (yes|no|it needs no Spark)\b", CLUSTER, re.M))
-TASK = TaskSpec(
-    name="tests.app.tasks.record",
-    topic="crowd",
-    ttr_ms=60_000,
-    parameters=[ParameterSpec(name="number", kind="both", annotation="int")],
-)
-REPLAY = {
-    "job": "again", "tasks": [msgspec.to_builtins(TASK)], "by": "anna", "reason": "mended",
-    "delay_ms": 3_600_000,
-}  # fmt: skip
-SCHEDULE = {
-    "job": "night", "task": msgspec.to_builtins(TASK), "format": "csv", "key": "k",
-    "delay_ms": 86_400_000,
-}  # fmt: skip
 Job = Callable[..., dict[str, Any]]
 
 
@@ -62,7 +46,7 @@ def connect(tmp_path: Path, settings: Any) -> Iterator[str]:
     given = {
         **outside.plain_environment(), **outside.QUICK_JAVA,
         "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(without_deltalake(tmp_path)),
+        "SPARK_HOME": str(home), "PYSPARK_PYTHON": str(outside.without_deltalake(tmp_path)),
     }  # fmt: skip
     words = [f"{name}={value}" for name, value in given.items()]
     options = {
@@ -80,7 +64,7 @@ def connect(tmp_path: Path, settings: Any) -> Iterator[str]:
         tmp_path / "server.log",
     )  # fmt: skip
     try:
-        wait_for(port)
+        outside.wait_for(port)
         yield f"sc://127.0.0.1:{port}"
     finally:
         child.end(9)
@@ -115,14 +99,18 @@ def test_the_docs_say_of_each_job_whether_it_runs_there() -> None:
 @pytest.mark.long
 def test_each_job_runs_through_spark_connect(job: Job, tmp_path: Path) -> None:
     make_rows(2_000)
-    make_rows(50, state="dead", topic="crowd", task=TASK.name, body='{"args":[7],"kwargs":{}}')
+    make_rows(
+        50, state="dead", topic="crowd", task=outside.TASK.name, body='{"args":[7],"kwargs":{}}'
+    )
     lake = Storage(str(tmp_path / "lake"))
     jobs: dict[str, Callable[[], dict[str, Any]]] = {
         "export": lambda: job("export", lake=lake, job={"settle": 0.0}),
         "stats": lambda: job("stats", lake=lake),
         "check": lambda: job("check", since=INSTANTS[0], job={"messages": 1}),
-        "replay": lambda: job("replay", lake=lake, job=REPLAY),
-        "schedule": lambda: job("schedule", job={**SCHEDULE, "source": _rows(tmp_path)}),
+        "replay": lambda: job("replay", lake=lake, job=outside.REPLAY),
+        "schedule": lambda: job(
+            "schedule", job={**outside.SCHEDULE, "source": outside.a_hundred_rows(tmp_path)}
+        ),
         "forecast": lambda: job("forecast"),
         "audit": lambda: job("audit", lake=lake, job={"pause": 0.0}),
     }
@@ -148,17 +136,21 @@ def test_each_job_runs_through_spark_connect(job: Job, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_what_is_wrong_is_refused_there_too(job: Job, tmp_path: Path) -> None:
-    make_rows(3, state="dead", topic="crowd", task=TASK.name)
+    make_rows(3, state="dead", topic="crowd", task=outside.TASK.name)
     lake = Storage(str(tmp_path / "lake"))
     job("export", lake=lake, job={"settle": 0.0})
     for where, why in (("rand() < 0.5", "Do without rand"), ("nobody = 1", "does not fit")):
-        report = job("replay", lake=lake, job={**REPLAY, "where": where})
+        report = job("replay", lake=lake, job={**outside.REPLAY, "where": where})
         assert report["code"] == 2
         assert why in report["problems"][0]
     precious = tmp_path / "bad" / "night.rejects" / "thesis.doc"
     precious.parent.mkdir(parents=True)
     precious.write_text("years")
-    given = {**SCHEDULE, "source": _rows(tmp_path), "rejects": str(tmp_path / "bad")}
+    given = {
+        **outside.SCHEDULE,
+        "source": outside.a_hundred_rows(tmp_path),
+        "rejects": str(tmp_path / "bad"),
+    }
     report = job("schedule", job=given)
     assert (report["code"], "did not write thesis.doc" in report["problems"][0]) == (2, True)
     assert precious.read_text() == "years"
@@ -181,10 +173,3 @@ def test_without_a_server_or_its_packages_it_says_what_to_do(tmp_path: Path, set
     environment["PYTHONPATH"] += f":{tmp_path / 'blocked'}"
     ended = outside.run([*command, "--master", nobody], environment, tmp_path)
     assert "pip install 'django-delayq[spark,connect]'" in ended.err
-
-
-def _rows(folder: Path) -> str:
-    """A file of a hundred rows."""
-    path = folder / "rows.csv"
-    path.write_text("k,number\n" + "".join(f"{n},{n}\n" for n in range(100)))
-    return str(path)

@@ -186,12 +186,14 @@ def test_another_topic_of_the_task_under_the_same_name_is_refused(
 def test_a_folder_for_rejects_that_has_something_else_is_left_alone(
     job: Job, parquet: str, tmp_path: Path
 ) -> None:
-    precious = tmp_path / "bad" / "night.rejects" / "thesis.doc"
-    precious.parent.mkdir(parents=True)
-    precious.write_text("years of work")
-    with pytest.raises(Refused, match=r"night\.rejects.*did not write thesis\.doc"):
-        job(parquet, rejects=str(tmp_path / "bad"))
-    assert precious.exists()
+    for name in ("thesis.doc", ".thesis"):
+        precious = tmp_path / "bad" / "night.rejects" / name
+        precious.parent.mkdir(parents=True, exist_ok=True)
+        precious.write_text("years of work")
+        with pytest.raises(Refused, match=rf"night\.rejects.*did not write {name}"):
+            job(parquet, rejects=str(tmp_path / "bad"))
+        assert precious.exists()
+        precious.rename(tmp_path / name)
     for source in (str(tmp_path / "bad" / "night.rejects"), str(tmp_path / "bad")):
         with pytest.raises(Refused, match=r"and the source is"):
             job(source, rejects=str(tmp_path / "bad"))

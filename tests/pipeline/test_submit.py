@@ -6,15 +6,12 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
@@ -22,7 +19,8 @@ from django_delayq.client.topics import list_messages
 from django_delayq.core.message import key_id
 from django_delayq.models import ArchivedMessage, TopicHour
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.params import ParameterSpec, Secret, Storage, TaskSpec
+from django_delayq.pipeline.params import Secret, Storage
+from django_delayq.pipeline.session import pack
 from tests.databases.processes import Child
 from tests.pipeline import outside
 from tests.pipeline.lakes import ids_in
@@ -36,20 +34,6 @@ pytestmark = [
 ]
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-TASK = TaskSpec(
-    name="tests.app.tasks.record",
-    topic="crowd",
-    ttr_ms=60_000,
-    parameters=[ParameterSpec(name="number", kind="both", annotation="int")],
-)
-REPLAY = {
-    "job": "again", "tasks": [msgspec.to_builtins(TASK)], "by": "anna", "reason": "mended",
-    "delay_ms": 3_600_000,
-}  # fmt: skip
-SCHEDULE = {
-    "job": "night", "task": msgspec.to_builtins(TASK), "format": "csv", "key": "k",
-    "delay_ms": 86_400_000,
-}  # fmt: skip
 
 
 class Cluster:
@@ -106,7 +90,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
     cluster = Cluster(
         tmp_path,
         {
-            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(without_deltalake(tmp_path)),
+            "REDIS_OF_TEST": settings.DELAYQ["REDIS"], "PYSPARK_PYTHON": str(outside.without_deltalake(tmp_path)),
             "PYSPARK_DRIVER_PYTHON": str(outside.python_without_us(tmp_path)), "KEY_OF_TEST": "hidden",
             "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"), **outside.QUICK_JAVA,
         },
@@ -114,34 +98,12 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
     with ExitStack() as stack:
         master = cluster.start("Master", "--port", str(cluster.port))
         stack.callback(master.end, 9)
-        wait_for(cluster.port)
+        outside.wait_for(cluster.port)
         for number in range(2):
             folder = f"{tmp_path}/w{number}"
             size = ("--cores", "1", "--memory", "1g", "--work-dir", folder)
             stack.callback(cluster.start("Worker", *size, cluster.url).end, 9)
         yield cluster
-
-
-def wait_for(port: int) -> None:
-    deadline = time.monotonic() + 40
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise TimeoutError("Spark's master does not listen")
-
-
-def without_deltalake(folder: Path) -> Path:
-    """A Python for executors."""
-    blocked = folder / "blocked"
-    blocked.mkdir()
-    (blocked / "deltalake.py").write_text('raise ImportError("executors have no deltalake")')
-    inner = outside.python_without_us(folder)
-    path = folder / "python-of-executors"
-    path.write_text(f'#!/bin/sh\nPYTHONPATH="{blocked}:$PYTHONPATH" exec {inner} "$@"\n')
-    path.chmod(0o755)
-    return path
 
 
 class Killer(threading.Thread):
@@ -183,14 +145,13 @@ def test_jobs_through_spark_submit_with_an_executor_of_each_killed(
 ) -> None:
     monkeypatch.setenv("KEY_OF_TEST", "hidden")  # this process, too, reads the lake
     make_rows(2_000)
-    make_rows(50, state="dead", topic="crowd", task=TASK.name, body=_body)
-    archive, source = str(outside.pack(tmp_path)), tmp_path / "rows.csv"
-    source.write_text("k,number\n" + "".join(f"{n},{n}\n" for n in range(100)))
+    make_rows(50, state="dead", topic="crowd", task=outside.TASK.name, body=_body)
+    archive, source = str(pack(tmp_path)), outside.a_hundred_rows(tmp_path)
     script, storage = _script(tmp_path), _storage(tmp_path, bucket, where)
     given = {"redis_secret": "env:REDIS_OF_TEST", "lake": storage}
     jobs = {
-        "export": {"settle": 0.0}, "stats": {}, "replay": REPLAY,
-        "schedule": {**SCHEDULE, "source": str(source)}, "audit": {"pause": 0.0},
+        "export": {"settle": 0.0}, "stats": {}, "replay": outside.REPLAY,
+        "schedule": {**outside.SCHEDULE, "source": source}, "audit": {"pause": 0.0},
     }  # fmt: skip
     said, killed = {}, set[str]()
     for name, job in jobs.items():

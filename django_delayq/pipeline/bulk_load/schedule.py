@@ -4,10 +4,12 @@ adds nothing twice."""
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +28,9 @@ from . import message_frames, row_messages, scheduling
 from .messages import LoadTotals
 from .row_messages import MADE, MessageMaker
 from .schedule_source import read_source
+
+#: Names of files that Spark writes: parts, their checksums, and the mark of the end.
+_OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
 
 
 def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
@@ -142,6 +147,11 @@ def _place_of(address: str) -> str:
 def _strange_file(spark: SparkSession, folder: str) -> str:
     """The name of a file in there that Spark has not written for this job; empty if there is none,
     or no such folder."""
+    parts = urlsplit(folder)
+    if parts.scheme in ("", "file") and (here := Path(parts.path)).is_dir():
+        # Spark does not tell of hidden files and of folders.
+        names = sorted(file.name for file in here.iterdir())
+        return next((one for one in names if not re.fullmatch(_OF_SPARK, one)), "")
     name = F.element_at(F.split("path", "/"), -1)
     try:
         files = spark.read.format("binaryFile").option("recursiveFileLookup", True).load(folder)
