@@ -256,10 +256,10 @@ def test_a_secret_in_the_configuration_is_refused_and_not_repeated(pair: str) ->
 
 def test_a_token_in_the_address_of_a_server_is_refused_and_not_repeated() -> None:
     with pytest.raises(Refused, match="SPARK_CONNECT_AUTHENTICATE_TOKEN") as refused:
-        start_of({**START, "master": "sc://server:15002/;use_ssl=true;token=hunter2"})
+        start_of({**START, "conf": [], "master": "sc://server:15002/;use_ssl=true;token=hunter2"})
     assert "hunter2" not in str(refused.value)
     plain = "sc://token-server:15002/;use_ssl=true"
-    assert start_of({**START, "master": plain}).master == plain
+    assert start_of({**START, "conf": [], "master": plain}).master == plain
 
 
 def test_configuration_without_a_value_is_refused() -> None:
