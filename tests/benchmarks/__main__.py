@@ -88,6 +88,8 @@ def main(arguments: Sequence[str]) -> int:
     for name in options.workloads:
         results.forget(name)
         extra = ["--huge"] if options.huge and name == "growth" else []
+        # Other queues that close orders: all of them, for they take turns with ours in one run.
+        extra += ["--peers"] if options.peers and name == "orders" else []
         worst = max(
             worst, abs(run(f"tests.benchmarks.{name}", [*common, *extra], results, options.scale))
         )
