@@ -50,13 +50,21 @@ def reject() -> None:
     raise Reject("never")
 
 
-@delayed_task(ttr=2, batch=50, linger=0.02)
-def work_many(messages: Batch[float]) -> None:
-    """A batch that takes its time for each message."""
-    for message in messages:
-        line = f"{message.id} {message.attempt} {time.time():.6f} {os.getpid()} start\n"
-        os.write(_history(), line.encode())
-        time.sleep(message.args[0])
+#: Messages of one call of close_many, at most.
+CALL = 50
+
+
+@delayed_task(ttr=2, batch=CALL, linger=0.02)
+def close_many(messages: Batch[float]) -> None:
+    """A call that has its effect at the end, for all of its messages: as one UPDATE has."""
+    for what in ("start", "done"):
+        lines = [
+            f"{message.id} {message.attempt} {time.time():.6f} {os.getpid()} {what}\n"
+            for message in messages
+        ]
+        os.write(_history(), "".join(lines).encode())
+        if what == "start":
+            time.sleep(sum(message.args[0] for message in messages))
 
 
 @delayed_task(ttr=2)
