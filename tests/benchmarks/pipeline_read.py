@@ -77,7 +77,7 @@ def _read(spark: Any, params: Any, reader: str, rows: int) -> float:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
-    from django_delayq.pipeline.sources.archive_source import encoded
+    from django_delayq.pipeline.source_options import encoded
 
     source = spark.read.format("delayq_archive").option("database", encoded(params.database))
     frame = source.options(lo="0", hi=str(2**62), parts=str(PARTS), reader=reader).load()

@@ -8,13 +8,11 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from django_delayq.pipeline.params import Redis
-from django_delayq.pipeline.sinks.loader import Loader, LoadSpec
+from django_delayq.pipeline.sinks.loader import Loader
 from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
 
 
@@ -29,7 +27,7 @@ class FailingSink(QueueSink):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Of the same options."""
-        return FailingWriter(str(self.options["redis"]), str(self.options["load"]))
+        return FailingWriter(self.options)
 
 
 class FailingWriter(QueueWriter):
@@ -57,7 +55,7 @@ class KilledSink(QueueSink):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Of the same options."""
-        return KilledWriter(str(self.options["redis"]), str(self.options["load"]))
+        return KilledWriter(self.options)
 
 
 class KilledWriter(QueueWriter):
@@ -71,10 +69,9 @@ class KilledWriter(QueueWriter):
         assert context is not None
         if context.attemptNumber() or context.partitionId() % 2 == 0:
             return super().write(iterator)
-        store = RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
+        store = RedisStore(None, self._redis.settings())
         load, calls = store.bulk_load.load, [0]
-        spec = msgspec.json.decode(self._load, type=LoadSpec)
-        most = 20 if (spec.rows or 0) >= 500_000 else 1  # at small scales a task has no more
+        most = 20 if (self._load.rows or 0) >= 500_000 else 1  # at small scales a task has no more
 
         def counted(*arguments: Any) -> Any:
             calls[0] += 1
@@ -83,4 +80,4 @@ class KilledWriter(QueueWriter):
             return load(*arguments)
 
         store.bulk_load.load = counted  # type: ignore[method-assign]
-        return WrittenMessages(*Loader(store, spec).run(iterator))
+        return WrittenMessages(*Loader(store, self._load).run(iterator))

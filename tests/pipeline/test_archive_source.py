@@ -26,12 +26,10 @@ from django_delayq.core.exceptions import ConfigurationError, DatabaseUnavailabl
 from django_delayq.models import ArchivedMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params, Secret
+from django_delayq.pipeline.source_options import encoded
 from django_delayq.pipeline.sources import adbc, ranges, table_reader
-from django_delayq.pipeline.sources.archive_source import (
-    RangeReader,
-    encoded,
-    read_archive,
-)
+from django_delayq.pipeline.sources.archive_source import RangeReader, read_archive
+from django_delayq.pipeline.sources.query_source import QuerySource
 from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 
 pytestmark = pytest.mark.databases
@@ -395,6 +393,16 @@ def test_columns_that_the_archive_has_not_got_are_said(
 def test_the_option_database_is_needed(spark: Any) -> None:
     with pytest.raises(Exception, match="`database` is missing"):
         spark.read.format("delayq_archive").load().collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"query": "SELECT 1"}, "`database` is missing"),
+     ({"query": "SELECT 1", "database": "{}"}, "`database` cannot be read")],
+)  # fmt: skip
+def test_a_query_without_a_database_says_so(options: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        QuerySource(options).schema()
 
 
 def test_a_column_that_there_is_not_is_refused_before_anything_is_read(

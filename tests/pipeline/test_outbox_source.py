@@ -21,8 +21,8 @@ from django_delayq.core.message import new_ids
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Database, Params
+from django_delayq.pipeline.source_options import encoded
 from django_delayq.pipeline.sources import table_reader
-from django_delayq.pipeline.sources.archive_source import encoded
 from django_delayq.pipeline.sources.outbox_source import OutboxReader, read_outbox
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import record

@@ -106,9 +106,12 @@ def test_topics_of_the_settings_are_read_though_redis_has_lost_its_list(
     ]
 
 
-def test_an_option_that_is_missing_is_named():
-    with pytest.raises(ConfigurationError, match="needs the option redis"):
-        QueueReader({})
+@pytest.mark.parametrize(
+    ("options", "said"), [({}, "`redis` is missing"), ({"redis": "[]"}, "`redis` cannot be read")]
+)
+def test_an_option_that_is_missing_or_damaged_is_named(options: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        QueueReader(options)
 
 
 # How it is divided

@@ -37,6 +37,7 @@ from django_delayq.pipeline.params import ParameterSpec, Params, ScheduleOptions
 from django_delayq.pipeline.sinks import loader
 from django_delayq.pipeline.sinks.loader import Loader, LoadSpec, Pace
 from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
+from django_delayq.pipeline.source_options import encoded
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -520,8 +521,8 @@ def spec(**rest: Any) -> LoadSpec:
 
 def options_of(params: Params, given: LoadSpec) -> dict[str, str]:
     return {
-        "redis": msgspec.json.encode(params.redis).decode(),
-        "load": msgspec.json.encode(given).decode(),
+        "redis": encoded(params.redis),
+        "load": encoded(given),
     }
 
 
@@ -551,7 +552,8 @@ def test_a_frame_of_messages_can_be_written_by_hand(
             "no topic, partition, split.*job schedule",
         ),
         (schemas.MESSAGES.names, "overwrite", {"redis": "{}", "load": "{}"}, r"mode\('append'\)"),
-        (schemas.MESSAGES.names, "append", {"redis": "{}"}, "needs the options load"),
+        (schemas.MESSAGES.names, "append", {"redis": "{}"}, "`load` is missing"),
+        (schemas.MESSAGES.names, "append", {"redis": "{"}, "`redis` cannot be read"),
     ],
 )
 def test_what_is_no_frame_of_messages_is_refused(
@@ -560,12 +562,12 @@ def test_what_is_no_frame_of_messages_is_refused(
     schema = StructType(
         [field for field in from_arrow_schema(schemas.MESSAGES) if field.name in columns]
     )
-    with pytest.raises(Refused, match=words):
+    with pytest.raises((Refused, ConfigurationError), match=words):
         QueueSink(given).writer(schema, mode == "overwrite")
 
 
 def test_a_split_in_two_tasks_is_an_error() -> None:
-    writer = QueueWriter("{}", msgspec.json.encode(spec()).decode())
+    writer = QueueWriter({"redis": "{}", "load": encoded(spec())})
     one, other = (
         WrittenMessages(splits=[("crowd", 0, 1)], rows=1),
         WrittenMessages(splits=[("crowd", 0, 2)], rows=1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -17,6 +16,7 @@ from ..params import Redis
 from ..session import parallelism
 from ..sinks.loader import LoadSpec
 from ..sinks.queue_sink import QueueSink
+from ..source_options import encoded
 from . import messages
 
 #: The data source that writes.
@@ -103,10 +103,7 @@ def message_columns(frame: DataFrame) -> DataFrame:
 def write(frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
     """Write messages that are arranged()."""
     frame.sparkSession.dataSource.register(QueueSink)
-    given = {
-        "redis": msgspec.json.encode(redis).decode(),
-        "load": msgspec.json.encode(spec).decode(),
-    }
+    given = {"redis": encoded(redis), "load": encoded(spec)}
     message_columns(frame).write.format(FORMAT).options(**given).mode("append").save()
 
 

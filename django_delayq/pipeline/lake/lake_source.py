@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Storage
-from ..sources.archive_source import checked_columns, number_of
+from ..source_options import encoded, number_of, read_option
+from ..sources.archive_source import checked_columns
 from .files import LakeFile, Range, Store, read_file
 from .lake import Lake
 
@@ -45,7 +46,7 @@ def read_lake(
     schema = schemas.chosen(schemas.ARCHIVE, columns or schemas.ARCHIVE.names)
     files = lake.files(since, until, ids)
     reader = spark.read.format(LakeSource.name()).schema(from_arrow_schema(schema))
-    reader = reader.option("storage", msgspec.json.encode(lake.storage).decode())
+    reader = reader.option("storage", encoded(lake.storage))
     # So Spark's planner needs no deltalake, and each action reads the same files.
     reader = reader.option("files", _encoded(files))
     if ids is not None:
@@ -121,11 +122,8 @@ def _shared(files: Sequence[LakeFile]) -> list[list[LakeFile]]:
 
 
 def _storage_of(options: Mapping[str, str]) -> Storage:
-    try:
-        if found := options.get("storage"):
-            return msgspec.json.decode(found, type=Storage)
-    except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"The option `storage` cannot be read: {error}") from None
+    if "storage" in options:
+        return read_option(options, "storage", Storage)
     if not options.get("uri"):
         raise ConfigurationError(
             "The option `uri` is missing: the table of the lake, such as s3://bucket/lake."

@@ -6,12 +6,11 @@ It runs on executors. A task of Spark, or the whole load, can be repeated: see l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -21,6 +20,7 @@ from ...store.store import RedisStore
 from ..job_errors import Refused
 from ..params import Redis
 from ..schemas import MESSAGES
+from ..source_options import read_option
 from .loader import Loader, LoadSpec
 
 
@@ -42,7 +42,7 @@ class QueueSink(DataSource):
         return "delayq"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """Raises Refused for a frame that does not hold messages."""
+        """Raises Refused for a frame that does not hold messages, and ConfigurationError."""
         missing = [name for name in MESSAGES.names if name not in schema.names]
         if missing:
             raise Refused(
@@ -54,30 +54,26 @@ class QueueSink(DataSource):
             raise Refused(
                 "A queue cannot be overwritten: use mode('append'). To empty a topic, call purge()."
             )
-        absent = [name for name in ("redis", "load") if name not in self.options]
-        if absent:
-            raise Refused(f"format('delayq') needs the options {', '.join(absent)}.")
-        return QueueWriter(str(self.options["redis"]), str(self.options["load"]))
+        return QueueWriter(self.options)
 
 
 class QueueWriter(DataSourceArrowWriter):
     """It can be pickled: only write() opens a connection. When the job is aborted, messages that
     were written stay: the fence knows them, and the load can be repeated."""
 
-    def __init__(self, redis: str, load: str) -> None:
-        self._redis, self._load = redis, load
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._redis = read_option(options, "redis", Redis)
+        self._load = read_option(options, "load", LoadSpec)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One task of Spark."""
-        settings = msgspec.json.decode(self._redis, type=Redis).settings()
-        with closing(RedisStore(None, settings)) as store:
-            written = Loader(store, msgspec.json.decode(self._load, type=LoadSpec)).run(iterator)
+        with closing(RedisStore(None, self._redis.settings())) as store:
+            written = Loader(store, self._load).run(iterator)
         return WrittenMessages(*written)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Check what the tasks report: each message went through one task, and each split through
         one task alone."""
-        load = msgspec.json.decode(self._load, type=LoadSpec)
         done = [result for result in messages if isinstance(result, WrittenMessages)]
         splits = [split for result in done for split in result.splits]
         if len(splits) != len(set(splits)):
@@ -86,8 +82,8 @@ class QueueWriter(DataSourceArrowWriter):
                 "first."
             )
         rows = sum(result.rows for result in done)
-        if load.rows is not None and rows != load.rows:
+        if self._load.rows is not None and rows != self._load.rows:
             raise DelayQError(
-                f"{rows:,} messages were written of {load.rows:,}: the source has changed "
+                f"{rows:,} messages were written of {self._load.rows:,}: the source has changed "
                 f"meanwhile."
             )

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
@@ -28,6 +27,7 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
+from ..source_options import encoded, number_of, read_option
 from . import ranges
 from .databases import connected
 from .ranges import PARTS, Range
@@ -73,11 +73,6 @@ def finished_between(
     return frame.where(F.col("topic") == topic) if topic else frame
 
 
-def encoded(database: Database) -> str:
-    """The option `database`."""
-    return msgspec.json.encode(database).decode()
-
-
 class ArchiveSource(DataSource):
     """Options:
 
@@ -115,7 +110,7 @@ class RangeReader(DataSourceReader):
 
     def __init__(self, schema: pa.Schema, options: Mapping[str, str]) -> None:
         self._schema = schema
-        self._database = database_of(options)
+        self._database = read_option(options, "database", Database)
         self._table = self._database.table
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
         self._parts = max(1, number_of(options, "parts") or PARTS)
@@ -154,7 +149,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._schema = checked_columns(schema, schemas.ARCHIVE)
-        self._database = database_of(options)
+        self._database = read_option(options, "database", Database)
         self._after = number_of(options, "after") or 0
         self._batch = number_of(options, "batch") or BATCH
         try:
@@ -221,26 +216,3 @@ def checked_columns(schema: StructType, known: pa.Schema) -> pa.Schema:
                 f"{field.dataType.simpleString()}: cast it afterwards."
             )
     return schemas.chosen(known, schema.names)
-
-
-def database_of(options: Mapping[str, str]) -> Database:
-    """The option `database`. Raises ConfigurationError."""
-    try:
-        return msgspec.json.decode(options["database"], type=Database)
-    except KeyError:
-        raise ConfigurationError(
-            "The option `database` is missing: JSON of engine, name, table, host ..."
-        ) from None
-    except msgspec.MsgspecError as error:
-        raise ConfigurationError(f"The option `database` cannot be read: {error}") from None
-
-
-def number_of(options: Mapping[str, str], name: str) -> int | None:
-    """The whole number in this option; None when it is not given. Raises ConfigurationError."""
-    text = options.get(name)
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise ConfigurationError(
-            f"The option `{name}` is {text!r}, which is no whole number: give one such as 8."
-        ) from None

@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from .archive_source import RangeReader, checked_columns, encoded
+from ..source_options import encoded
+from .archive_source import RangeReader, checked_columns
 
 
 def read_outbox(spark: SparkSession, database: Database) -> DataFrame:

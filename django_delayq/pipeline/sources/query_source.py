@@ -4,7 +4,7 @@ the statement cannot change."""
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -22,6 +21,7 @@ from pyspark.sql.types import StructType
 from ..job_errors import Refused
 from ..params import Database
 from ..schemas import TIME
+from ..source_options import encoded, read_option
 from .databases import connection_to
 
 #: Rows of a batch. The first batch shows the types of the columns.
@@ -38,8 +38,8 @@ def read_query(spark: SparkSession, database: Database, query: str) -> DataFrame
     """The rows of a SELECT. Raises Refused for another statement, or several."""
     checked_select(query)
     spark.dataSource.register(QuerySource)
-    encoded = msgspec.json.encode(database).decode()
-    return spark.read.format("delayq_query").options(database=encoded, query=query).load()
+    reader = spark.read.format("delayq_query")
+    return reader.options(database=encoded(database), query=query).load()
 
 
 def checked_select(query: str) -> str:
@@ -82,14 +82,15 @@ class QuerySource(DataSource):
         return self._reader(to_arrow_schema(schema, timezone="UTC"))
 
     def _reader(self, schema: pa.Schema | None) -> QueryReader:
-        return QueryReader(str(self.options["database"]), str(self.options["query"]), schema)
+        return QueryReader(self.options, schema)
 
 
 class QueryReader(DataSourceReader):
     """It can be pickled: only read() and pages() open a connection."""
 
-    def __init__(self, database: str, query: str, schema: pa.Schema | None) -> None:
-        self._database, self._query, self._schema = database, checked_select(query), schema
+    def __init__(self, options: Mapping[str, str], schema: pa.Schema | None) -> None:
+        self._database = read_option(options, "database", Database)
+        self._query, self._schema = checked_select(options.get("query", "")), schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """One: a query has one result."""
@@ -114,7 +115,7 @@ class QueryReader(DataSourceReader):
 
     def pages(self) -> Generator[tuple[list[str], list[list[Any]]]]:
         """The names of the columns, and their values, page by page; at least one page."""
-        database = msgspec.json.decode(self._database, type=Database)
+        database = self._database
         zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
         with closing(connection_to(database)) as connection:
             # One transaction that cannot write. On PostgreSQL its rows stay on the server.

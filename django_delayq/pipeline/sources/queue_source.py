@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from ...core.exceptions import ConfigurationError
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
 from ..params import Redis
+from ..source_options import encoded, read_option
 from . import queue_rows, structures
 from .structures import LANES, STRUCTURES, Structure
 
@@ -57,7 +56,7 @@ def read_queue(
     """
     spark.dataSource.register(QueueSource)
     options = {
-        "redis": msgspec.json.encode(redis).decode(),
+        "redis": encoded(redis),
         "topics": ",".join(topics),
         "due_only": str(due_only).lower(),
     }
@@ -86,9 +85,7 @@ class QueueReader(DataSourceReader):
     """It can be pickled: only partitions() and read() open a connection."""
 
     def __init__(self, options: Any) -> None:
-        if "redis" not in options:
-            raise ConfigurationError("delayq_queue needs the option redis.")
-        self._redis = str(options["redis"])
+        self._redis = read_option(options, "redis", Redis)
         self._topics = {name for name in str(options.get("topics", "")).split(",") if name}
         self._due_only = _due_only(options)
 
@@ -114,7 +111,7 @@ class QueueReader(DataSourceReader):
                 yield from read(store, Structure(Partition(topic, number), name))
 
     def _store(self) -> RedisStore:
-        return RedisStore(None, msgspec.json.decode(self._redis, type=Redis).settings())
+        return RedisStore(None, self._redis.settings())
 
 
 def parted(sizes: dict[Structure, int]) -> list[list[Structure]]:
