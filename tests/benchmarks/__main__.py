@@ -20,7 +20,7 @@ WORKLOADS = (
     "archive", "archive_rate", "orders", "capacity", "archiving", "pruning", "processes", "partitions", "growth",
     "release", "crash", "pages",
     "pg_growth", "overview", "many_topics", "pipeline_read", "pipeline_export", "pipeline_stats", "pipeline_schedule",
-    "pipeline_forecast", "pipeline_interval", "pipeline_audit", "pipeline_lake", "pipeline_memory",
+    "pipeline_forecast", "pipeline_interval", "pipeline_audit", "pipeline_lake", "pipeline_cluster", "pipeline_memory",
 )  # fmt: skip
 COMPARED = ("enqueue", "bulk", "burst", "precision", "bytes")
 """What peers can do too."""

@@ -19,7 +19,6 @@ PARTITIONS = 4
 FINISHED = 4_000
 RUNS = 3
 #: Seconds of the whole job in a running session, Redis on the same machine.
-BAR_S = 15.0
 #: Part of the rate of a client that sends the same scripts, ready-made, and does nothing else.
 BAR_RATIO = 0.8
 #: Of the job that adds nothing any more, and of that whose tasks are killed: what they must add.
@@ -66,7 +65,7 @@ def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
     left = count(server.url)
     best = common.median(seconds)
     common.report(
-        "pipeline_schedule", best, "s", bar_s=BAR_S, rows=rows, rows_per_second=rows / best, slowest_s=max(seconds),
+        "pipeline_schedule", best, "s", rows=rows, rows_per_second=rows / best, slowest_s=max(seconds),
         added=added, again_s=again_s, added_again=again, bar_added_again=BAR_AGAIN, finished=ended,
         came_back=back, left=left, bytes_per_message=used / rows,
     )  # fmt: skip

@@ -29,7 +29,7 @@ from tests.benchmarks.pipeline_export import MASTER, MEMORY, peak_memory
 from tests.benchmarks.versus import duck_figures, made_lake
 
 ROWS = 10_000_000
-MOST_SECONDS, MOST_ERROR, MOST_RATIO = 15.0, 0.045, 3.0
+MOST_ERROR, MOST_RATIO = 0.045, 3.0
 METRICS = {"late": "lateness_ms", "run": "run_ms"}
 SHARES = {"p50_ms": 0.5, "p99_ms": 0.99}
 #: Hours by topic, and days by topic and task.
@@ -65,18 +65,18 @@ def measure(options: common.Options) -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = options.scaled(ROWS, 10_000)
         begun = time.monotonic()
-        lake = _committed(made_lake.make(Path(folder, "lake"), rows))
+        lake = committed(made_lake.make(Path(folder, "lake"), rows))
         made_s = time.monotonic() - begun
         with peak_memory() as peak:
             begun = time.monotonic()
             spark = build_session(MASTER, MEMORY)
             try:
-                cold, report = _compute(spark, lake)
+                cold, report = compute(spark, lake)
                 cold_s = time.monotonic() - begun
                 turns = [
-                    (_compute(spark, lake)[0], _by_duckdb(lake, rows)) for _ in range(options.runs)
+                    (compute(spark, lake)[0], _by_duckdb(lake, rows)) for _ in range(options.runs)
                 ]
-                again, second = _compute(spark, lake, forget=False)
+                again, second = compute(spark, lake, forget=False)
             finally:
                 spark.stop()
         error = _largest_error(lake, report.rows)
@@ -84,18 +84,18 @@ def measure(options: common.Options) -> None:
     warm, by_duckdb = (common.median(list(column)) for column in zip(*turns, strict=True))
     of_duckdb = warm / by_duckdb
     common.report(
-        "pipeline_stats", warm, "s", case=kind, bar_s=MOST_SECONDS, cold_s=cold, with_start_s=cold_s,
+        "pipeline_stats", warm, "s", case=kind, cold_s=cold, with_start_s=cold_s,
         warm_s=", ".join(f"{one:.1f}" for one, _ in turns), again_s=again, duckdb_s=by_duckdb, of_duckdb=of_duckdb, bar_of_duckdb=MOST_RATIO,
         replaced_again=second.figures["replaced"], same_again=second.figures["same"],
         hours=report.figures["hours"], days=report.figures["days"],
         largest_error=error, bar_error=MOST_ERROR, rows=rows, memory=MEMORY, peak_rss_mb=peak[0] / 1e6, made_s=made_s,
     )  # fmt: skip
-    missed = error > MOST_ERROR or warm > MOST_SECONDS or of_duckdb > MOST_RATIO
+    missed = error > MOST_ERROR or of_duckdb > MOST_RATIO
     if second.figures["replaced"] or missed:
         print("  MISSED")
 
 
-def _compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any]:
+def compute(spark: Any, lake: Lake, *, forget: bool = True) -> tuple[float, Any]:
     """The whole job: seconds, and its report."""
     from django_delayq.models import LakeBatch, TaskDay, TopicHour
     from django_delayq.pipeline import params_from_django
@@ -127,7 +127,7 @@ def _by_duckdb(lake: Lake, rows: int) -> float:
     return seconds
 
 
-def _committed(made: Lake) -> Lake:
+def committed(made: Lake) -> Lake:
     """The same lake, in a ledger that knows it."""
     from django_delayq.models import LakeBatch
     from django_delayq.pipeline.lake.ledger import Ledger

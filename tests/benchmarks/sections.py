@@ -54,7 +54,8 @@ MEANINGS = {
     "archive, by a user with permissions of his own: the slowest page's median of 7, and the most queries",
     "overview": "server time of the other pages beside 1,000,000 waiting messages in five topics and 200,000 rows of "
     "the archive, with everything read anew; the figure is the overview's median of 20",
-    "pipeline_read": "Spark reads 2,000,000 rows of the archive, all 27 columns, on two cores, and drops them; warm",
+    "pipeline_read": "Spark reads 2,000,000 rows of the archive, all 27 columns, on two cores, and drops them; warm. The "
+    "ceiling: two processes that read the same to Arrow without Spark",
     "pipeline_export": "2,000,000 rows from the archive to the lake, written and read again, with 1 GB for Java",
     "pipeline_stats": "the figures of all hours and days of a lake of 10,000,000 rows, warm, with 1 GB for Java",
     "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
@@ -66,6 +67,8 @@ MEANINGS = {
     "kind, its repair, and another audit",
     "pipeline_lake": "the lake's table after 10,000 commits of eight files with past days compacted, and after 2,000 "
     "without: opening it, a commit, and planning a read of one day",
+    "pipeline_cluster": "the figures of a lake of 4,000,000 rows by `local[2]`, and by a standalone master with two workers "
+    "of a core each, by turns; warm",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
 }
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,10 @@ from django_delayq.models import ArchivedMessage, TopicHour
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.params import Secret, Storage
 from django_delayq.pipeline.session import pack
-from tests.databases.processes import Child
 from tests.pipeline import outside
+from tests.pipeline.clusters import Cluster
 from tests.pipeline.lakes import ids_in
 from tests.pipeline.rows import make_rows
-from tests.servers import PORTS
 
 pytestmark = [
     pytest.mark.spark,
@@ -34,54 +32,6 @@ pytestmark = [
 ]
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-
-
-class Cluster:
-    """A master and two workers with a core each, on this machine."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.folder, self.environment = folder, environment
-        self.port = secrets.choice(PORTS)
-        self.home = outside.spark_home(folder)
-        self.url = f"spark://127.0.0.1:{self.port}"
-
-    def start(self, name: str, *arguments: str) -> Child:
-        """One of Spark's daemons. It ends with the test process."""
-        words = [f"{name}={value}" for name, value in self.environment.items()]
-        spark = [
-            str(self.home / "bin" / "spark-class"),
-            f"org.apache.spark.deploy.{name.lower()}.{name}",
-        ]
-        names = ("JAVA_HOME", "PATH", "LANG")
-        kept = [
-            f"{name}={value}"
-            for name, value in outside.plain_environment().items()
-            if name in names
-        ]
-        command = [
-            "/usr/bin/env",
-            "-i",
-            *kept,
-            *words,
-            *spark,
-            "--host",
-            "127.0.0.1",
-            "--webui-port",
-            "0",
-            *arguments,
-        ]
-        return Child(command, self.folder / f"{name}.log")
-
-    def submit(self, *arguments: str) -> outside.Ended:
-        """As on a cluster, with the deploy mode that spark-submit has by default."""
-        command = [
-            str(self.home / "bin" / "spark-submit"),
-            "--master",
-            self.url,
-            "--driver-memory",
-            "512m",
-        ]
-        return outside.run([*command, *arguments], self.environment, self.folder)
 
 
 @pytest.fixture
@@ -95,14 +45,7 @@ def cluster(tmp_path: Path, settings: Any) -> Iterator[Cluster]:
             "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(tmp_path / "spark"), **outside.QUICK_JAVA,
         },
     )  # fmt: skip
-    with ExitStack() as stack:
-        master = cluster.start("Master", "--port", str(cluster.port))
-        stack.callback(master.end, 9)
-        outside.wait_for(cluster.port)
-        for number in range(2):
-            folder = f"{tmp_path}/w{number}"
-            size = ("--cores", "1", "--memory", "1g", "--work-dir", folder)
-            stack.callback(cluster.start("Worker", *size, cluster.url).end, 9)
+    with cluster.running():
         yield cluster
 
 
