@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import add
 from typing import Any, NamedTuple
@@ -70,21 +70,37 @@ class BulkLoader:
 
         To call it again is safe. The function raises FenceChanged.
         """
+        return self.packed(partition, load, split, tasks, messages)()
+
+    def packed(
+        self,
+        partition: Partition,
+        load: BulkLoad,
+        split: int,
+        tasks: Mapping[bytes, str],
+        messages: Sequence[Loadable],
+    ) -> Callable[[], Callable[[], LoadProgress]]:
+        """The same, but for sending it: the function that is returned does that, as often as it is
+        called."""
         head: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
         for code, name in tasks.items():
             head += (code.hex(), name)
         fence = keys.fence_key(self._client.prefix, partition, load.job)
         script_keys = (*keys.partition_keys(self._client.prefix, partition), fence)
 
-        def begin(part: Sequence[Loadable]) -> Callable[[], Any]:
-            return self._client.begin("load", script_keys, chain(head, *part))
+        def packed(part: Sequence[Loadable]) -> Callable[[], Callable[[], Any]]:
+            return self._client.packed("load", script_keys, chain(head, *part))
 
-        parts = chunked_by_weight(messages, lambda one: len(one[3]), BATCH_BYTES)
-        answer = begin(next(parts, ()))
+        parts = [*chunked_by_weight(messages, lambda one: len(one[3]), BATCH_BYTES)]
+        first = packed(parts[0] if parts else ())
 
-        def read() -> LoadProgress:
+        def begin() -> Callable[[], LoadProgress]:
+            answer = first()
+            return lambda: read(chain([answer()], (packed(part)()() for part in parts[1:])))
+
+        def read(answers: Iterable[Any]) -> LoadProgress:
             counts = [0] * 5
-            for word, *rest in chain([answer()], (begin(part)() for part in parts)):
+            for word, *rest in answers:
                 if word == b"CHANGED":
                     raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
                 began_ms, *some = map(int, rest)
@@ -97,7 +113,7 @@ class BulkLoader:
                 self._renewed_at[fence] = now
             return LoadProgress(*counts)
 
-        return read
+        return begin
 
     def fences(self, partitions: Sequence[Partition], job: str) -> list[dict[str, str]]:
         """The fields of the fence in each partition: fingerprint, began (ms), new, same, kept.

@@ -463,7 +463,7 @@ def test_one_process_and_spark_go_on_where_the_other_has_stopped(
 # The sink
 
 
-@pytest.mark.parametrize("where", ["bulk_load.load", "find_many"])
+@pytest.mark.parametrize("where", ["bulk_load.packed", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -471,16 +471,21 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
     monkeypatch.setattr(loader, "WAIT", 0.0)
-    part, name = (store.bulk_load, "load") if where == "bulk_load.load" else (store, where)
-    real, broken = getattr(part, name), []
+    packed, broken = store.bulk_load.packed, []
 
-    def breaks(*arguments: Any) -> Any:
-        broken.append(where)
-        if len(broken) < 3:
-            raise StoreUnavailable("restarts")
-        return real(*arguments)
+    def breaks(send: Callable[..., Any]) -> Callable[..., Any]:
+        def sent(*arguments: Any) -> Any:
+            broken.append(where)
+            if len(broken) < 3:
+                raise StoreUnavailable("restarts")
+            return send(*arguments)
 
-    monkeypatch.setattr(part, name, breaks)
+        return sent
+
+    if where == "find_many":
+        monkeypatch.setattr(store, "find_many", breaks(store.find_many))
+    else:
+        monkeypatch.setattr(store.bulk_load, "packed", lambda *given: breaks(packed(*given)))
     rows = [
         ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
         for number in range(3)

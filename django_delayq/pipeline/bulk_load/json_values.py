@@ -3,12 +3,13 @@ are refused."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...core.exceptions import UnserialisableArguments
 from ...core.message import check_json
@@ -87,19 +88,27 @@ def values_of(column: pa.Array) -> tuple[list[Any], list[int]]:
     if pa.types.is_timestamp(column.type):
         zone = None if column.type.tz is None else "UTC"
         column = column.cast(pa.timestamp("us", zone), safe=False)
+    # Arrow reads plain values five times as fast without this.
+    given: Any = {"maps_as_pydicts": "strict"} if pa.types.is_nested(column.type) else {}
     try:
-        return column.to_pylist(maps_as_pydicts="strict"), []
+        return column.to_pylist(**given), []
     except (ValueError, ArithmeticError, KeyError):  # UnicodeDecodeError is a ValueError
         pass
     values: list[Any] = []
     wrong = []
     for at, one in enumerate(column):
         try:
-            values.append(one.as_py(maps_as_pydicts="strict"))
+            values.append(one.as_py(**given))
         except (ValueError, ArithmeticError, KeyError):
             values.append(None)
             wrong.append(at)
     return values, wrong
+
+
+def true_at(mask: pa.Array) -> list[int]:
+    """Where it is true."""
+    found: list[int] = np.flatnonzero(mask.fill_null(False)).tolist()
+    return found
 
 
 def not_json(column: pa.Array, values: list[Any]) -> list[int]:
@@ -108,9 +117,7 @@ def not_json(column: pa.Array, values: list[Any]) -> list[int]:
     if is_whole(kind) or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return []
     if pa.types.is_floating(kind):
-        return [
-            at for at, value in enumerate(values) if value is not None and not math.isfinite(value)
-        ]
+        return true_at(pc.invert(pc.is_finite(column)))
     return [at for at, value in enumerate(values) if value is not None and not _is_json(value)]
 
 

@@ -37,12 +37,13 @@ def ids(owners: pa.Array, keys: pa.Array) -> pa.Array:
     has a key, and else `job NUL topic`. No topic has such a name: so the ids are the same in each
     run, and never those of keys."""
     blake, absent = hashlib.blake2b, pa.scalar(None, pa.binary())
-    texts, names = keys.cast(pa.binary()).to_pylist(), owners.cast(pa.binary()).to_pylist()
+    texts, named = keys.cast(pa.binary()).to_pylist(), owners.dictionary_encode()
     of_keys = b"".join([blake(text or b"", digest_size=16).digest() for text in texts])
-    of_owner = {name: blake(name or b"", digest_size=8).digest() for name in set(names)}
-    of_owners = b"".join([of_owner[name] for name in names])
+    names = [*named.dictionary.cast(pa.binary()).to_pylist(), b""]  # the last one for null
+    of_names = b"".join([blake(name, digest_size=8).digest() for name in names])
+    of_owners = np.frombuffer(of_names, np.uint8).reshape(-1, 8)
     digits = np.frombuffer(of_keys, np.uint8).reshape(-1, 16).copy()
-    digits[:, 8:] ^= np.frombuffer(of_owners, np.uint8).reshape(-1, 8)
+    digits[:, 8:] ^= of_owners[named.indices.fill_null(-1).to_numpy()]
     digits[:, 6] = 0x80 | digits[:, 6] & 0x0F
     digits[:, 8] = 0x80 | np.maximum(1, digits[:, 8] & 0x3F)
     buffers = [None, pa.py_buffer(digits.tobytes())]
@@ -66,16 +67,18 @@ def cells(
     for topic, count in counts.items():
         first[topic] = cells
         cells += count * splits
-    names = topics.to_pylist()
-    absent = np.array([name not in counts for name in names], bool)
+    encoded = topics.dictionary_encode()
+    names = [*encoded.dictionary.to_pylist(), None]  # the last one for null
+    named = encoded.indices.fill_null(-1).to_numpy()
+    absent = np.array([name not in counts for name in names])[named]
     absent |= message_ids.is_null().to_numpy(zero_copy_only=False)
     filled = pc.fill_null(message_ids, pa.scalar(bytes(16), pa.binary()))
     digits = np.frombuffer(b"".join(filled.to_pylist()), np.uint8).reshape(-1, 16)
     last = np.ascontiguousarray(digits[:, 12:]).view(">u4")[:, 0].astype(np.int64)
     middle = np.ascontiguousarray(digits[:, 9:11]).view(">u2")[:, 0].astype(np.int64)
-    partition = last % np.array([counts.get(name, 1) for name in names], np.int64)
+    partition = last % np.array([counts.get(name, 1) for name in names])[named]
     split = middle % splits
-    cell = np.array([first.get(name, 0) for name in names], np.int64) + partition * splits + split
+    cell = np.array([first.get(name, 0) for name in names])[named] + partition * splits + split
     columns = [pa.array(numbers, pa.int32()) for numbers in (partition, split, cell)]
     return pa.StructArray.from_arrays(columns, fields=list(PLACES), mask=pa.array(absent))
 
@@ -84,12 +87,11 @@ def hashes(
     message_ids: pa.Array, due_ms: pa.Array, expires: pa.Array, headers: pa.Array, bodies: pa.Array
 ) -> pa.Array:
     """A number (64 bits, signed) for each message: what two runs of a job must have the same."""
-    blake, found = hashlib.blake2b, []
-    columns = (
-        column.cast(pa.binary()).to_pylist()
-        for column in (message_ids, due_ms.cast(pa.string()), expires, headers, bodies)
-    )
-    for parts in zip(*columns, strict=True):
-        whole = b"\0".join([part or b"" for part in parts])
-        found.append(int.from_bytes(blake(whole, digest_size=8).digest(), "big", signed=True))
-    return pa.array(found, pa.int64())
+    parts = (message_ids, due_ms.cast(pa.string()), expires, headers, bodies)
+    whole = pc.binary_join_element_wise(
+        *(part.cast(pa.binary()) for part in parts), b"\0",
+        null_handling="replace", null_replacement="",
+    )  # fmt: skip
+    blake = hashlib.blake2b
+    digests = [blake(one, digest_size=8).digest() for one in whole.to_pylist()]
+    return pa.array(np.frombuffer(b"".join(digests), ">i8").astype(np.int64))

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
+from itertools import repeat
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...core.exceptions import UnserialisableArguments
 from ...core.message import Body, write_body
@@ -238,10 +240,11 @@ class MessageMaker:
         """MADE of these rows, in their order."""
         rows = _CheckedRows(self.planned.options, batch)
         names = rows.names()
-        due_ms = rows.due_ms(self._last_ms) if self.planned.options.due else [None] * len(batch)
+        has_due = bool(self.planned.options.due)
+        due = rows.due_ms(self._last_ms) if has_due else pa.nulls(len(batch), pa.int64())
         arguments = [(argument, rows.argument(argument)) for argument in self.planned.arguments]
         bodies = rows.bodies(arguments, names, self.limit)
-        return self._columns(rows, names, due_ms, bodies)
+        return self._columns(rows, names, due, bodies)
 
     def rows_as_json(self, batch: pa.RecordBatch, at: Iterable[int]) -> Iterator[str]:
         """Rows as people get them back: JSON objects without what is null."""
@@ -263,8 +266,8 @@ class MessageMaker:
         self,
         rows: _CheckedRows,
         names: Sequence[str | None],
-        due_ms: Sequence[int | None],
-        bodies: Sequence[bytes | None],
+        due: pa.Array,
+        bodies: pa.Array,
     ) -> pa.RecordBatch:
         options, task, count = self.planned.options, self.planned.options.task, len(rows.batch)
         owner = task.topic if options.keyed else f"{options.job}\0{task.topic}"
@@ -273,7 +276,8 @@ class MessageMaker:
         places = messages.cells(topic, ids, {task.topic: self.partitions}, options.splits)
         expires = pa.repeat(task.expires, count)
         header = pa.repeat(pa.scalar(messages.header(task), pa.binary()), count)
-        due, body = pa.array(due_ms, pa.int64()), pa.array(bodies, pa.binary())
+        reason = pa.array(rows.reasons, pa.string())
+        body = pc.if_else(reason.is_null(), bodies, pa.scalar(None, pa.binary()))
         shown = [at for at, why in enumerate(rows.reasons) if self.keep or why is not None]
         kept: list[str | None] = [None] * count
         for at, text in zip(shown, self.rows_as_json(rows.batch, shown), strict=True):
@@ -281,7 +285,7 @@ class MessageMaker:
         columns = {
             "topic": topic, "id": ids, "due_ms": due, "expires": expires, "header": header,
             "body": body.cast(pa.string()), "name": name,
-            "reason": pa.array(rows.reasons, pa.string()),
+            "reason": reason,
             "hash": messages.hashes(ids, due, expires, header, body),
             "row": pa.array(kept, pa.string()),
             **dict(zip((field.name for field in messages.PLACES), places.flatten(), strict=True)),
@@ -313,32 +317,31 @@ class _CheckedRows:
             )
             given = [_of_json(raw) for raw in given]
         names = [None if value is None else str(value) for value in given]
-        for at, name in enumerate(names):
-            if name is None:
-                self._refuse([at], "its key is null")
-            elif not name:
-                self._refuse([at], "its key is empty")
-            elif len(name) > MOST_KEY:
-                self._refuse([at], f"its key has more than {MOST_KEY} characters")
-            elif "\0" in name:
-                self._refuse([at], "its key has the character NUL")
+        texts = pa.array(names, pa.string())
+        self._refuse(json_values.true_at(texts.is_null()), "its key is null")
+        self._refuse(json_values.true_at(pc.equal(texts, "")), "its key is empty")
+        long = pc.greater(pc.utf8_length(texts), MOST_KEY)
+        self._refuse(json_values.true_at(long), f"its key has more than {MOST_KEY} characters")
+        has_nul = pc.match_substring(texts, "\0")
+        self._refuse(json_values.true_at(has_nul), "its key has the character NUL")
         return names
 
-    def due_ms(self, last: int) -> list[int | None]:
+    def due_ms(self, last: int) -> pa.Array:
         """Milliseconds since 1970, rounded up: never early."""
         column = self.batch.column(self._options.due)
         if pa.types.is_timestamp(column.type):
-            found = _ceiled(column)
-            self._refuse_null(found, "its due time is null")
+            self._refuse(json_values.true_at(column.is_null()), "its due time is null")
+            found = _ceiled(column, last)
         else:
             given, wrong = json_values.values_of(column)
             self._refuse(wrong, "its due time is not UTF-8")
-            found = []
-            for at, text in enumerate(map(_of_json, given) if self._is_json else given):
-                instant = self._instant(at, text)
-                micros = None if instant is None else _epoch_us(instant)
-                found.append(None if micros is None else max(0, -(-micros // 1000)))
-        late = [at for at, ms in enumerate(found) if ms is not None and ms > last]
+            instants = [
+                self._instant(at, text)
+                for at, text in enumerate(map(_of_json, given) if self._is_json else given)
+            ]
+            millis = (None if one is None else -(-_epoch_us(one) // 1000) for one in instants)
+            found = pa.array([None if ms is None else max(0, ms) for ms in millis], pa.int64())
+        late = json_values.true_at(pc.greater(found, last))
         self._refuse(late, "its due time is more than ten years ahead")
         return found
 
@@ -408,39 +411,43 @@ class _CheckedRows:
         arguments: Sequence[tuple[Argument, list[Any]]],
         names: Sequence[str | None],
         limit: int,
-    ) -> list[bytes | None]:
+    ) -> pa.Array:
         """As enqueue() writes them. Arguments go by name where they can: whoever adds a parameter
         to the task before the messages are due breaks none of them."""
         attempts = self._options.task.max_attempts
+        keys = names if self._options.keyed else repeat(None)
         positional = [values for argument, values in arguments if argument.by_position]
-        named = [
-            (argument.parameter, values)
-            for argument, values in arguments
-            if not argument.by_position
-        ]
-        found: list[bytes | None] = []
-        for at, name in enumerate(names):
-            if self.reasons[at] is not None:
-                found.append(None)
-                continue
-            args = [values[at] for values in positional]
-            kwargs = {
-                parameter: values[at]
-                for parameter, values in named
-                if values[at] is not msgspec.UNSET  # the task has its default
-            }
-            key = name if self._options.keyed else None
+        named = {
+            argument.parameter: values for argument, values in arguments if not argument.by_position
+        }
+        # Fields that are UNSET are left out: then the task has its default. A dict for each row
+        # takes longer.
+        fields = [f"field_{number}" for number in range(len(named))]
+        kwargs_of = msgspec.defstruct(
+            "Kwargs", fields, rename=dict(zip(fields, named, strict=True)), gc=False
+        )
+        unset = (msgspec.UNSET,) * len(named)
+
+        def written(at: int, key: str | None, args: Sequence[Any], values: Any) -> bytes:
+            kwargs: Any = {} if values == unset else kwargs_of(*values)
             plain = not kwargs and key is None and attempts is None
-            content = args if plain else Body(args, kwargs, key, max_attempts=attempts)
             try:
-                body = write_body(content, sys.maxsize)
+                return write_body(
+                    args if plain else Body([*args], kwargs, key, max_attempts=attempts),
+                    sys.maxsize,
+                )
             except UnserialisableArguments as error:
                 self._refuse([at], str(error))
-                body = b""
-            if len(body) > limit:
-                what = f"its arguments take {len(body):,} bytes, the limit is {limit:,}"
-                self._refuse([at], what)
-            found.append(body if self.reasons[at] is None else None)
+                return b""
+
+        args = zip(*positional, strict=True) if positional else repeat(())
+        kwargs = zip(*named.values(), strict=True) if named else repeat(())
+        bodies = list(map(written, range(len(names)), keys, args, kwargs))
+        found = pa.array(bodies, pa.binary())
+        sizes = pc.binary_length(found)
+        for at in json_values.true_at(pc.greater(sizes, limit)):
+            what = f"its arguments take {sizes[at].as_py():,} bytes, the limit is {limit:,}"
+            self._refuse([at], what)
         return found
 
     def _refuse(self, rows: Iterable[int], reason: str) -> None:
@@ -456,13 +463,15 @@ class _CheckedRows:
 # Values
 
 
-def _ceiled(column: pa.Array) -> list[int | None]:
-    """Instants as milliseconds, rounded up."""
+def _ceiled(column: pa.Array, last: int) -> pa.Array:
+    """Instants as milliseconds, rounded up. Those after `last` are after it also here, but may be
+    nearer: so that no number is too large."""
     per_second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[column.type.unit]
-    numbers = column.cast(pa.int64()).to_pylist()
-    return [
-        None if number is None else max(0, -(-number * 1000 // per_second)) for number in numbers
-    ]
+    times, per_ms = max(1, 1000 // per_second), max(1, per_second // 1000)
+    numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+    near = np.clip(numbers, 0, last * per_ms // times + per_ms)
+    found = -(-near * times // per_ms)
+    return pa.array(found, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def _epoch_us(instant: datetime) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -77,16 +78,12 @@ class Loader:
         DelayQErrors; messages that were written before stay."""
         try:
             for batch in batches:
-                columns = [batch.column(name).to_pylist() for name in SPLIT]
-                at = 0
-                for split, group in groupby(zip(*columns, strict=True)):
+                for part in _of_splits(batch):
+                    split = tuple(part.column(name)[0].as_py() for name in SPLIT)
                     self._splits[split] = None
-                    end = at + sum(1 for _ in group)
-                    while at < end:
-                        size = min(self._pace.batch, end - at)
-                        self._send(split, batch.slice(at, size))
+                    for at in range(0, len(part), self._pace.batch):
+                        self._send(split, part.slice(at, self._pace.batch))
                         tell(self._rows)
-                        at += size
             self._settle()
         finally:
             if self._pending is not None:
@@ -101,12 +98,13 @@ class Loader:
         partition = Partition(topic, number)
         rest = _repeated(lambda: lambda: self._without_elsewhere(partition, messages))()
         # The names go with each call: they are short, and Redis may have lost them.
-        codes = {task_code_sent(message[3]) for message in rest}
+        headers = rows.column("header").unique().to_pylist()
+        codes = {task_code_sent(header) for header in headers}
         tasks = {code: self._names[code] for code in codes if code in self._names}
+        begin = self._store.bulk_load.packed(partition, self._load, part, tasks, rest)
         self._settle()
         self._pace.wait()
-        load = self._store.bulk_load.load
-        self._pending = _repeated(lambda: load(partition, self._load, part, tasks, rest))
+        self._pending = _repeated(begin)
 
     def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
         """The messages; one that lives in another partition has no record. A topic that once had
@@ -130,6 +128,19 @@ class Loader:
         loaded = pending()
         self._pace.count(loaded.new)
         self._rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
+
+
+def _of_splits(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Its parts, each of one split."""
+    if not len(batch):
+        return
+    changes = np.zeros(len(batch) - 1, bool)
+    for column in map(batch.column, SPLIT):
+        differs = pc.not_equal(column.slice(1), column.slice(0, len(batch) - 1))
+        changes |= differs.to_numpy(zero_copy_only=False)
+    starts = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]
+    for start, end in pairwise(starts):
+        yield batch.slice(start, end - start)
 
 
 def load_arguments(
