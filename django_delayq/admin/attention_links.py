@@ -30,9 +30,9 @@ class ShownConcern:
     more: int
     """How many topics are not named."""
     target: str
-    """The address of the page that helps."""
+    """The address of the page that helps; empty for a command."""
     help: str
-    """What its link says."""
+    """What its link says, or the command that helps."""
 
 
 def found_attention(request: HttpRequest) -> Sequence[Concern]:
@@ -62,20 +62,43 @@ def _shown(request: HttpRequest, concern: Concern, topic: str) -> ShownConcern:
     )
 
 
-def _help(request: HttpRequest, concern: Concern, topic: str) -> tuple[str, str]:
-    first = topic or concern.measured.topic
+def _help(  # noqa: PLR0911 - a table in words
+    request: HttpRequest, concern: Concern, topic: str
+) -> tuple[str, str]:
+    """The address of the page that helps, and its name."""
+    if concern.kind in _BY_TOPIC and not topic:
+        return _help_of_topics(request, concern)
     if concern.kind in ("dead", "dead_letters"):
-        address = f"{url(request, 'dead_letters')}?{urlencode({'topic': first})}"
-        return address, _("Dead letters")
+        return _with_query(request, "dead_letters", topic=topic), _("Dead letters")
     if concern.kind == "saturated":
         # Not of this topic alone: another one may have taken all threads.
         return url(request, "running"), _("Running messages")
     if concern.kind == "worker_gone":
-        address = f"{url(request, 'running')}?{urlencode({'worker': concern.worker})}"
-        return address, _("What it held")
+        return _with_query(request, "running", worker=concern.worker), _("What it held")
     if concern.kind == "unarchivable":
         return url(request, "unarchivable"), _("Unarchivable entries")
-    is_undeclared = concern.kind == "unserved" and not registry.is_declared(first)
-    if not topic and (is_undeclared or concern.kind in ("lag", "backlog", "paused")):
-        return url(request, "topic", topic=first), _("The topic")
+    if concern.kind == "audit":
+        return "", "manage.py delayq doctor"  # no page has what it finds
     return url(request, "workers"), _("Workers")
+
+
+#: Kinds about topics that the list of all topics leads to.
+_BY_TOPIC = frozenset({"dead", "dead_letters", "lag", "backlog", "paused", "outbox", "unserved"})
+
+
+def _help_of_topics(request: HttpRequest, concern: Concern) -> tuple[str, str]:
+    """The page of the only topic, or one about all."""
+    only = concern.topics[0] if len(concern.topics) == 1 else ""
+    if concern.kind in ("dead", "dead_letters"):
+        return _with_query(request, "dead_letters", topic=only), _("Dead letters")
+    if concern.kind == "unserved" and (registry.is_declared(only) or not only):
+        return url(request, "workers"), _("Workers")
+    if not only:
+        return _with_query(request, "changelist", sort="lag"), _("Overview")
+    where = url(request, "topic", topic=only)
+    return where + ("?in=database" if concern.kind == "outbox" else ""), _("The topic")
+
+
+def _with_query(request: HttpRequest, name: str, **query: str) -> str:
+    given = urlencode({key: value for key, value in query.items() if value})
+    return url(request, name) + (f"?{given}" if given else "")

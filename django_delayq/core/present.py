@@ -176,7 +176,7 @@ def _words() -> frozenset[str]:
         gettext_noop("schedule"),
         gettext_noop("quiet"), gettext_noop("unquiet"), gettext_noop("cancel bulk"),
         gettext_noop("move"),
-        gettext_noop("archive again"), gettext_noop("erase"),
+        gettext_noop("archive again"), gettext_noop("erase"), gettext_noop("audit repair"),
         gettext_noop("create token"), gettext_noop("revoke token"),
         gettext_noop("move store"), gettext_noop("partition archive"),
         gettext_noop("mark"), gettext_noop("download"),

@@ -20,6 +20,7 @@ from django.db import Error, connections
 from django.utils.timezone import get_default_timezone
 
 from ..client.topics import topic_stats
+from ..core.conf import get_settings
 from ..core.exceptions import StoreError
 from ..core.message import Final
 from ..core.times import from_ms
@@ -102,8 +103,8 @@ class TopicOverview(TopicStats):
 
     @property
     def without_worker(self) -> bool:
-        """No worker serves it, and no pause says that this is meant."""
-        return not self.workers and not self.paused
+        """No worker serves it, and nothing says that this is meant: no pause, no API_TOPICS."""
+        return not (self.workers or self.paused or get_settings().is_for_api(self.topic))
 
     @property
     def unserved(self) -> bool:

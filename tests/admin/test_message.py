@@ -75,6 +75,17 @@ def test_hostile_contents_are_text(operator: Client, hands: Hands) -> None:
     assert "&lt;script&gt;alert(1)" in html and "\\u202e" in html
 
 
+def test_very_long_arguments_are_sent_as_a_form_to_those_who_ask(
+    operator: Client, hands: Hands, settings: Any
+) -> None:
+    settings.DELAYQ = {**settings.DELAYQ, "BODY_LIMIT": 1024 * 1024}
+    handle = noop.using(delay=DAY).enqueue("x" * 900_000)
+    html = html_of(operator, handle)
+    assert len(html) < 300_000 and "?edit=1#delayq-edit" in html
+    html = operator.get(path(handle), {"edit": 1}).content.decode()
+    assert "x" * 900_000 in html and "?edit=1#delayq-edit" not in html
+
+
 def test_sixty_kilobytes_are_shown_and_edited(operator: Client, hands: Hands) -> None:
     handle = noop.using(delay=DAY).enqueue("x" * 60_000)
     assert "x" * 60_000 in html_of(operator, handle)

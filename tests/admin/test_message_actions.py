@@ -211,7 +211,11 @@ def test_edit_gives_it_other_arguments_and_leaves_the_rest(
 def test_wrong_arguments_are_refused_at_their_field(operator: Client, waiting: Handle) -> None:
     response = edited(operator, waiting, order_id="NaN")
     html = response.content.decode()
-    assert response.status_code == 200 and "JSON has no NaN" in html and "<details open>" in html
+    assert (
+        response.status_code == 200
+        and "JSON has no NaN" in html
+        and '<details id="delayq-edit" open>' in html
+    )
     message = waiting.get()
     assert message and list(message.args) == [1042]
     assert not OperatorAction.objects.exists()

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from django_delayq.admin import attention_links
 from django_delayq.admin.pages import overview_page
+from django_delayq.models import AuditRun
 from django_delayq.stats import overview
 from django_delayq.store.store import RedisStore
 from django_delayq.templatetags.delayq import instant
@@ -231,6 +232,27 @@ def queries_of(viewer: Client) -> int:
     with CaptureQueriesContext(connection) as queries:
         viewer.get(address("changelist") + "?part=1")
     return len(queries)
+
+
+def test_what_several_topics_have_leads_to_all_of_them(viewer: Client, hands: Hands) -> None:
+    for topic in ("orders", "default"):
+        archived(20, state="dead", topic=topic, error_class="E", finished_at=timezone.now())
+    where = address("dead_letters")
+    assert f'href="{where}"' in attention_of(page(viewer))
+    assert f"{where}?topic" not in attention_of(page(viewer))
+
+
+def test_findings_of_an_audit_name_the_command_that_shows_them(
+    viewer: Client, hands: Hands
+) -> None:
+    AuditRun.objects.create(findings=3)
+    assert "<code>manage.py delayq doctor</code>" in attention_of(page(viewer))
+
+
+def attention_of(html: str) -> str:
+    """The list, as it is in the page."""
+    found = re.search(r'<section class="delayq-attention".*?</section>', html, re.S)
+    return found[0] if found else ""
 
 
 def test_of_very_many_lines_of_attention_the_first_are_shown(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from django_delayq.admin.forms import waiting_form
 from django_delayq.models import BulkOperation, OperatorAction
@@ -47,7 +48,7 @@ def test_what_was_not_read_may_still_fit(
 def campaign(hands: Hands) -> None:
     """Twelve wrong messages beside three others."""
     for n in range(12):
-        record.using(key=f"campaign:{n}", delay=DAY).enqueue(n)
+        record.using(key=f"campaign:{n}", delay=timedelta(days=1, seconds=n)).enqueue(n)
     for n in range(3):
         close_order.using(key=f"order:{n}", delay=DAY).enqueue(n)
 
@@ -81,6 +82,51 @@ def test_the_filters_show_how_many_fit_and_a_sample(client: Client, campaign: No
     )
     text = text_of(client.get(f"{address('waiting')}?topic=default&argument=args.0%3D7"))
     assert re.search(r"Waiting messages ?1 ", text) and "campaign:7" in text
+
+
+def listed_from(client: Client, where: str) -> list[list[str]]:
+    """The ids of each page of the list, by its links."""
+    pages = list[list[str]]()
+    while where:
+        text = client.get(f"{address('waiting')}{where}").content.decode()
+        pages.append(re.findall(r'name="id" value="(\w{32})"', text))
+        further = re.search(r'<a href="([^"]*)">Next ›', text)
+        where = html.unescape(further[1]) if further else ""
+    return pages
+
+
+def test_the_list_goes_on_behind_its_first_page(client: Client, hands: Hands) -> None:
+    due_at = timezone.now() + timedelta(days=1)
+    for n in range(90):  # at one instant, so that only the ids tell them apart
+        record.using(key=f"campaign:{n}", due_at=due_at, durable=n >= 60).enqueue(n)
+    close_order.using(key="campaign:other", due_at=due_at).enqueue(1)
+    pages = listed_from(client, "?key_prefix=campaign:")
+    seen = [one for page in pages for one in page]
+    assert len(pages[0]) == 50 and len(seen) == len(set(seen)) == 91
+
+
+def test_a_message_that_ends_meanwhile_hides_no_other_one(client: Client, hands: Hands) -> None:
+    due_at = timezone.now() + timedelta(days=1)
+    for n in range(60):
+        record.using(key=f"campaign:{n}", due_at=due_at).enqueue(n)
+    text = client.get(f"{address('waiting')}?key_prefix=campaign:").content.decode()
+    first = re.findall(r'name="id" value="(\w{32})"', text)
+    further = re.search(r'<a href="([^"]*)">Next ›', text)
+    assert further
+    record.cancel(id=first[-1])
+    later = {one for page in listed_from(client, html.unescape(further[1])) for one in page}
+    assert len({*first, *later}) == 60
+
+
+@pytest.mark.parametrize(
+    "after", ["x", "redis/nowhere/1.2/", "outbox/default/x/", "////", "a/b/c/d"]
+)
+def test_a_place_that_is_none_is_said(client: Client, campaign: None, after: str) -> None:
+    answer = client.get(
+        address("waiting"), {"topic": "default", "task": record.name, "after": after}
+    )
+    assert answer.status_code == 200
+    assert "is not a place in this list" in text_of(answer)
 
 
 def test_a_wrong_campaign_is_cancelled_after_a_dry_run(

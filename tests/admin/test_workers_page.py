@@ -14,8 +14,10 @@ from django.test import Client
 
 from django_delayq.client import topics
 from django_delayq.models import OperatorAction
+from django_delayq.stats import overview
 from django_delayq.store.store import RedisStore
 from tests.admin.browser import address
+from tests.app.tasks import record
 from tests.faults import unreachable
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,8 +157,8 @@ def test_topics_that_nobody_serves_are_named(
     page: Callable[[], str], beat: Callable[..., None], delayq: RedisStore
 ) -> None:
     beat(topics=["orders"])
-    assert "modes" in unserved(page())
-    assert "orders" not in unserved(page())
+    record.using(topic="modes", delay=60).enqueue(1)
+    assert unserved(page()) == ["modes"], "nothing waits in others"
     beat("host:3:more", topics=["modes"])
     assert "modes" not in unserved(page())
     delayq.workers.quiet("host:3:more")
@@ -166,10 +168,22 @@ def test_topics_that_nobody_serves_are_named(
     assert "modes" in unserved(page())
 
 
+def test_a_topic_that_is_consumed_over_http_is_not_missing_a_worker(
+    page: Callable[[], str], beat: Callable[..., None], settings: Any
+) -> None:
+    record.using(topic="modes", delay=60).enqueue(1)
+    settings.DELAYQ = {**settings.DELAYQ, "API_TOPICS": ["modes"]}
+    beat(topics=["orders"])
+    assert unserved(page()) == []
+    (row,) = [one for one in overview.overview().topics if one.topic == "modes"]
+    assert (row.waiting, row.unserved) == (1, False)
+
+
 def test_a_topic_that_is_paused_is_not_missing_a_worker(
     page: Callable[[], str], beat: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat(topics=["orders"])
+    record.using(topic="modes", delay=60).enqueue(1)
     topics.pause_topic("modes", by="anna", reason="the bank is away")
     assert "modes" not in unserved(page())
 

@@ -49,7 +49,7 @@ def busy(hands: Hands) -> None:
 def test_one_picture_has_what_is_wrong_the_topics_and_what_runs(busy: None) -> None:
     text = once("--once")
     first, *lines = text.splitlines()
-    assert first.startswith("delayq  ") and "1 worker, 1 ready, 1 running" in first
+    assert first.startswith("delayq  ") and "1 worker, 1 in the backlog, 1 running" in first
     assert "!! default: lag 10 min" in lines
     (topic,) = [line for line in lines if line.startswith("default ")]
     assert "10 min" in topic

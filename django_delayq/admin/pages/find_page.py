@@ -23,6 +23,9 @@ from ..site import may, register_page, show, url
 Recent = Sequence[Sequence[tuple[str, str]]]
 """What wider_search.recent_rows() found."""
 
+#: Topics with a message of the same key that are listed. For others one names the topic.
+MOST_HITS = 200
+
 _KEY = "key:"
 #: How far back the archive is searched for an argument or the beginning of a key, as its page says
 #: it.
@@ -121,14 +124,15 @@ def _query(**parts: str) -> str:
 def _page(
     request: HttpRequest, query: str, topic: str, hits: list[SearchResult], **context: Any
 ) -> HttpResponse:
-    similar = context.pop("similar", ())
+    similar, more = context.pop("similar", ()), max(0, len(hits) - MOST_HITS)
     return show(
         request,
         "find.html",
         _("Find a message"),
         query=query,
         topic=topic,
-        rows=[(hit, result_url(request, hit)) for hit in hits],
+        rows=[(hit, result_url(request, hit)) for hit in hits[:MOST_HITS]],
+        more=more,
         similar=[(hit, result_url(request, hit)) for hit in similar],
         **context,
     )

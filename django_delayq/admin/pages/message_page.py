@@ -24,6 +24,8 @@ from ..forms.message_forms import ArgumentsForm, CancelForm, WhenForm
 from ..runs import shown_run
 from ..site import back, may, register_action, register_page, show, url
 
+#: Characters of arguments whose form is part of the page.
+LONG = 100_000
 _WAITING = (State.DELAYED, State.READY)
 #: Fields of a message that anybody may see.
 _FACTS = (
@@ -84,9 +86,11 @@ def message_view(
         }
         may_edit = may(request, "edit_message")
         if may_edit and waiting and context["declared"] and not found.problem and edit_form is None:
-            context["edit_form"] = ArgumentsForm(
-                shown.task, (shown.args, shown.kwargs), topic=topic
-            )
+            form = ArgumentsForm(shown.task, (shown.args, shown.kwargs), topic=topic)
+            # A form of a megabyte is sent to those only who ask for it.
+            is_long = sum(len(str(field.initial)) for field in form.fields.values()) > LONG
+            context["is_long"] = is_long and not request.GET.get("edit")
+            context["edit_form"] = None if context["is_long"] else form
     return show(
         request,
         "message.html",

@@ -18,7 +18,8 @@ ACTIONS = (
     "replay", "discard", "purge", "prune", "pause", "resume", "cancel", "cancel running",
     "run now", "reschedule", "edit", "schedule", "quiet", "unquiet",
     "cancel bulk", "move", "shift", "archive again",
-    "create token", "revoke token", "move store", "partition archive", "mark", "download",
+    "create token", "revoke token", "move store", "partition archive", "mark",
+    "download", "erase", "audit repair",
 )  # fmt: skip
 #: The filters.
 CHOSEN = ("operator", "action", "topic", "period", "text")

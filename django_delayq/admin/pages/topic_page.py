@@ -112,19 +112,19 @@ def _waiting(request: HttpRequest, topic: str) -> dict[str, Any]:
             (message, call_in_one_line(message) if may_see else "") for message in listing.messages
         ],
         "after": after,
-        "from_time": f"{timezone.localtime(instant):%Y-%m-%dT%H:%M}" if instant else "",
+        "from_time": f"{instant:%Y-%m-%dT%H:%M}" if instant else "",
         "further": listing.cursor,
         "problem": problem,
     }
 
 
 def _instant(text: str) -> datetime | None:
-    """A time of the page's zone, unless it names another."""
+    """A time in the page's zone; it may be given in another. None for what is no time there."""
     try:
         found = parse_datetime(text)
         if found is not None and timezone.is_naive(found):
             found = timezone.make_aware(found)
-        return found
+        return found and timezone.localtime(found)
     except (ValueError, OverflowError):
         return None
 

@@ -15,6 +15,7 @@ from ...core.exceptions import InvalidMessage, NotPermitted
 from ...operators import bulk
 from ...operators.bulk_run import decoded
 from ...operators.topic_permission import permitted_topics
+from ...operators.waiting_list import WaitingList, list_waiting
 from ...operators.waiting_orders import WaitingPreview, preview_waiting, start_waiting
 from ...tasks.redaction import call_in_one_line
 from ..forms.edit_fields import edit_initial
@@ -22,8 +23,8 @@ from ..forms.waiting_form import WaitingChangeForm, WaitingFilters, initial_from
 from ..site import may, register_action, register_page, show, url
 from .bulk_page import is_anybody_there
 
-#: Messages that the page shows, so that they can be ticked.
-SHOWN = 20
+#: Messages that the page shows at a time, so that they can be ticked.
+SHOWN = 50
 #: Seconds that a page counts messages when it is asked to count them all.
 COUNTS_FOR = 8.0
 
@@ -33,15 +34,21 @@ def waiting_view(request: HttpRequest) -> HttpResponse:
     """The messages that fit the filters of the address. With `count=all` they are counted for some
     seconds."""
     filters = WaitingFilters(request.GET, permitted_topics(request.user))
-    about, problem = None, ""
+    about, listed, problem = None, None, ""
     if request.GET:
         seconds = COUNTS_FOR if request.GET.get("count") == "all" else 0.0
         about, problem = _about(request, filters, seconds)
+    after = request.GET.get("after", "")
+    if about is not None and (after or (about.sample and about.count > len(about.sample))):
+        try:
+            listed = list_waiting(request.user, filters.selection, after, SHOWN)
+        except InvalidMessage as error:
+            about, problem = None, str(error)
     form = None
     if about is not None and _may_order(request):
         initial = {**initial_from(request.GET), **_initial_edit(request)}
         form = _change_form(request, filters, about, initial=initial)
-    return _page(request, filters, about, form, problem)
+    return _page(request, filters, about, form, problem, listed)
 
 
 @register_action("waiting/start/", "waiting_start", "bulk_operate")
@@ -129,7 +136,9 @@ def _page(
     about: WaitingPreview | None,
     form: WaitingChangeForm | None,
     problem: str,
+    listed: WaitingList | None = None,
 ) -> HttpResponse:
+    """`listed`: what is shown instead of the sample."""
     may_see = may(request, "view_payload")
     query = filters.query
     return show(
@@ -142,25 +151,34 @@ def _page(
         form=form if about and (about.count or about.more) else None,
         rows=[
             (message, call_in_one_line(message) if may_see else "")
-            for message in (about.sample if about else ())
+            for message in (listed.messages if listed else about.sample if about else ())
         ],
         can_tick=_may_order(request) and not (about and len(about.sample) == about.count == 1),
         kept=[
             (name, value)
             for name, value in query.items()
-            if name not in ("id", "ids", "count", "again") and value
+            if name not in ("id", "ids", "count", "again", "after") and value
         ],
-        all_that_fit=_without_ids(query),
+        all_that_fit=_without(query, "id", "ids", "again", "after"),
+        further=_at(query, listed.further) if listed and listed.further else "",
+        start=_without(query, "after") if query.get("after") else "",
         count_all=_count_all(request) if about and about.more else "",
         nobody=form is not None and not is_anybody_there(),
     )
 
 
-def _without_ids(query: QueryDict) -> str:
-    """The query string of the same filters, without the ticked messages."""
+def _without(query: QueryDict, *names: str) -> str:
+    """The query string of the same filters, without these."""
     rest = query.copy()
-    for name in ("id", "ids", "again"):
+    for name in names:
         rest.pop(name, None)
+    return f"?{rest.urlencode()}"
+
+
+def _at(query: QueryDict, after: str) -> str:
+    """The query string of the same filters, further on in the list."""
+    rest = query.copy()
+    rest["after"] = after
     return f"?{rest.urlencode()}"
 
 

@@ -9,6 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from ...core.conf import get_settings
 from ...core.present import visible
 from ...operators import operations
 from ...operators.topic_permission import permitted_topics
@@ -35,7 +36,9 @@ def workers_view(request: HttpRequest) -> HttpResponse:
     unserved = [
         row.topic
         for row in overview_for(request).topics
-        if row.topic not in served and not row.paused
+        if row.waiting
+        and row.topic not in served
+        and not (row.paused or get_settings().is_for_api(row.topic))
     ]
     return show(
         request,

@@ -2,9 +2,9 @@
 
 Every topic is compared with limits for its lag, backlog and open dead letters. The rest is what the
 pages show under "Attention": a topic where messages wait and no worker serves it, workers whose
-threads are all busy, a worker that is gone, dead letters of the last hour, an archiver or a relay
-that is behind, messages that the archive refused. A paused topic is a warning, and its lag does not
-count. What breaks a rule of DELAYQ["ALERTS"] is critical, too.
+threads are all busy, a worker that is gone, dead letters of the last hour (critical from 100), an
+archiver or a relay that is behind, messages that the archive refused. A paused topic is a warning,
+and its lag does not count. What breaks a rule of DELAYQ["ALERTS"] is critical, too.
 
   python manage.py delayq check
   python manage.py delayq check --topic orders --warn-lag 30s --critical-lag 5m --json
@@ -159,9 +159,7 @@ def _limits(options: dict[str, Any]) -> Limits:
             if limit is not None:
                 seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
                 chosen.setdefault(kind, []).append((level, seconds))
-    # Open dead letters have a limit of their own here: those of the last hour are among them.
-    others = {kind: limits for kind, limits in LIMITS.items() if kind not in ("lag", "dead")}
-    return {**others, "paused": [(Urgency.WARNING, 1)], **chosen}
+    return {**LIMITS, "paused": [(Urgency.WARNING, 1)], **chosen}
 
 
 def _problems(found: Iterable[Concern], topic: str) -> Iterator[HealthProblem]:

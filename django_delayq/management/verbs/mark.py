@@ -1,7 +1,7 @@
 """Leave a mark in the charts, such as the version that a deploy has brought.
 
-The overview draws it as a line in its chart for three hours, beside those of operators' actions. It
-also stands among the operator actions.
+The charts of the last 3 and 24 hours show it as a line, beside those of operators' actions. It also
+stands among the operator actions.
 
   python manage.py delayq mark "v2.3"
 """

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 MOST_CONCERNS, MOST_TOPICS, MOST_RUNNING = 8, 15, 15
 
 _TOPICS = (
-    "topic", "ready", "lag", "next due", "delayed", "leased", "dead", "per second", "workers",
+    "topic", "backlog", "lag", "next due", "delayed", "running", "dead", "per second", "workers",
 )  # fmt: skip
 #: Columns that a narrow terminal does without, the first ones first.
-_TOPICS_WIDE = ("per second", "delayed", "workers", "leased", "next due")
+_TOPICS_WIDE = ("per second", "delayed", "workers", "running", "next due")
 _RUNNING = ("running for", "task", "topic", "key", "attempt", "lease ends", "worker", "thread")
 _RUNNING_WIDE = ("thread", "attempt", "lease ends", "worker", "topic")
 
@@ -111,7 +111,7 @@ class Picture(NamedTuple):
         living = sum(worker.alive for worker in self.now.workers)
         return (
             f"delayq  {local(self.now.at):%H:%M:%S}  {counted(living, 'worker')}, "
-            f"{sum(row.backlog for row in self.now.topics):,} ready, "
+            f"{sum(row.backlog for row in self.now.topics):,} in the backlog, "
             f"{self.running.count:,} running"
         )
 
