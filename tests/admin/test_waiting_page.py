@@ -84,6 +84,24 @@ def test_the_filters_show_how_many_fit_and_a_sample(client: Client, campaign: No
     assert re.search(r"Waiting messages ?1 ", text) and "campaign:7" in text
 
 
+def test_a_lower_bound_is_counted_on_by_itself(
+    browser_page: Callable[..., Any],
+    as_user: Callable[..., Any],
+    hands: Hands,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record.using(delay=DAY).enqueue_many((n,) for n in range(1_200))
+    for name in ("LEAST", "LOOKS_FOR"):
+        monkeypatch.setattr(waiting_orders, name, 0)
+    where = f"{address('waiting')}?topic=default&task={record.name}"
+    client = as_user("view_dashboard", "bulk_operate", "cancel_message")
+    assert "≥ 500" in text_of(client.get(where))
+    tab = browser_page(client)
+    tab.goto(where)
+    tab.locator("[data-delayq-count]").get_by_text("1,200", exact=True).wait_for()
+    assert tab.locator("[data-delayq-bound]").count() == 0
+
+
 def listed_from(client: Client, where: str) -> list[list[str]]:
     """The ids of each page of the list, by its links."""
     pages = list[list[str]]()
