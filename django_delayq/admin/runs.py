@@ -20,7 +20,8 @@ def shown_run(run: Mapping[str, Any], may_see: bool) -> dict[str, Any]:
     return {
         "started_at": started,
         "ended_at": ended,
-        "took": (ended - started).total_seconds() if started and ended else None,
+        # The two are rounded: a run of no time may seem to end before it starts.
+        "took": max(0.0, (ended - started).total_seconds()) if started and ended else None,
         "outcome": str(run.get("outcome", "")),
         "worker": str(run.get("worker") or ""),
         "error": error,

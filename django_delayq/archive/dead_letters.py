@@ -72,6 +72,10 @@ class DeadLetters:
     at: datetime
     topic: str
     """The only topic that it is about; empty for all."""
+    task: str = ""
+    """The only task."""
+    asked_error: str = ""
+    """The only error, as in Selection."""
     groups: Sequence[Group]
     """The most frequent of the last hour come first, then those of the last day, then those of the
     last week. At most MOST_GROUPS."""
@@ -104,24 +108,30 @@ class DeadLetters:
 
     def selection(self, group: Group | None = None, window: str = "week") -> Selection:
         """The rows behind one number: of a group, or of all of them."""
-        whole = Selection(open=True, topic=self.topic, since=self.since(window))
+        whole = self._all.narrowed(since=self.since(window))
         return whole.narrowed(task=group.task, error=f"={group.error}") if group else whole
 
     def older_selection(self) -> Selection:
         """The rows that died before the last week."""
-        return Selection(open=True, topic=self.topic, until=self.since("week"))
+        return self._all.narrowed(until=self.since("week"))
+
+    @property
+    def _all(self) -> Selection:
+        return Selection(open=True, topic=self.topic, task=self.task, error=self.asked_error)
 
 
 def grouped(
     topic: str = "",
     *,
+    task: str = "",
+    error: str = "",
     messages: bool = False,
     topics: Iterable[str] | None = None,
     beside: Sequence[Query] = (),
 ) -> DeadLetters:
     """Open dead letters by task and error: the newest MOST_ROWS of the last seven days, of one
-    topic or of all. `topics`: only of these. `beside`: queries to read with it, as read_together()
-    does.
+    topic or of all. `task`, `error`: only these, as in Selection. `topics`: only of these.
+    `beside`: queries to read with it, as read_together() does.
 
     `messages`: also what the newest of each group said. Two queries. The index delayq_archive_open
     answers them without reading other rows than the newest of each group. Raises InvalidName.
@@ -130,7 +140,8 @@ def grouped(
         check_name(topic, "a topic")
     at = timezone.now()
     seen = None if topics is None else tuple(topics)
-    rows = Selection(open=True, topic=topic, topics=seen).rows().annotate(error=_ERROR)
+    asked = Selection(open=True, topic=topic, task=task, error=error, topics=seen)
+    rows = asked.rows().annotate(error=_ERROR)
     found, counted_since = _counted(rows, at)
     groups = found[:MOST_GROUPS]
     # The newest rows are found by their instants, which the index has. Few rows have the same
@@ -151,6 +162,8 @@ def grouped(
     return DeadLetters(
         at=at,
         topic=topic,
+        task=task,
+        asked_error=error,
         groups=groups,
         more_groups=len(found) > MOST_GROUPS,
         counted_since=counted_since,

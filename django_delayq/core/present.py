@@ -192,6 +192,13 @@ def _words() -> frozenset[str]:
         gettext_noop("not permitted"),
         gettext_noop("due already"), gettext_noop("more than ten years ahead"),
         gettext_noop("Redis has yet to hear of a change"),
+        # What the services of a worker are called, and what they count.
+        gettext_noop("archiver"), gettext_noop("relay"), gettext_noop("reconciler"),
+        gettext_noop("ticker"), gettext_noop("bulk"), gettext_noop("retention"),
+        gettext_noop("month maker"), gettext_noop("statistics"), gettext_noop("alerts"),
+        gettext_noop("archived"), gettext_noop("lagging"), gettext_noop("sent"),
+        gettext_noop("restored"), gettext_noop("written"), gettext_noop("deleted"),
+        gettext_noop("made"), gettext_noop("computed"), gettext_noop("delivered"),
     })  # fmt: skip
 
 

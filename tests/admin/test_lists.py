@@ -9,6 +9,9 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from django_delayq import delayed_task
+from django_delayq.outbox.ticker import Ticker
+from tests.admin import crowd
 from tests.admin.browser import address
 from tests.admin.bulk_orders import text_of
 from tests.admin.rows import make, make_dead
@@ -37,6 +40,22 @@ def test_dead_letters_name_the_topics_with_their_counts(as_user: Callable[..., C
         make_dead(topic=topic, finished_at=timezone.now())
     text = text_of(as_user("view_dashboard").get(address("dead_letters")))
     assert "mail 2" in text and "orders 1" in text
+
+
+def test_dead_letters_are_narrowed_down_by_their_task_and_error(
+    as_user: Callable[..., Client],
+) -> None:
+    recent = timezone.now()
+    make_dead(error_class="KeyError", finished_at=recent)
+    make_dead(error_class="OSError", finished_at=recent)
+    make_dead(error_class="OSError", task="shop.tasks.mail", finished_at=recent)
+    client = as_user("view_dashboard")
+    text = text_of(client.get(address("dead_letters")))
+    assert "OSError 2" in text and "KeyError 1" in text and "shop.tasks.mail 1" in text
+    page = client.get(address("dead_letters"), {"error": "=OSError", "task": "shop.tasks.mail"})
+    found = page.context["found"]
+    assert [(group.task, group.error) for group in found.groups] == [("shop.tasks.mail", "OSError")]
+    assert "error=%3DOSError" in page.context["totals"][0].query
 
 
 @pytest.mark.long
@@ -80,3 +99,50 @@ def test_a_view_is_saved_opened_and_removed(
     tab.get_by_role("button", name="Remove the view: <b>dead modes</b>").click()
     tab.reload()
     assert tab.get_by_role("link", name="dead modes").count() == 0
+
+
+#: Rows with a button or a box to tick are a little higher than a line.
+_ONE_LINE = 44
+_ROWS = """() => ({
+  page: document.scrollingElement.scrollWidth - innerWidth,
+  boxes: Math.max(0, ...[...document.querySelectorAll(".delayq-scroll")].map((one) => one.scrollWidth - one.clientWidth)),
+  rows: Math.max(0, ...[...document.querySelectorAll(".delayq-scroll tbody tr")].map((one) => one.offsetHeight)),
+})"""
+
+
+@pytest.fixture
+def crowded(world: World, nothing_recurs: dict[str, Any], shown: Callable[..., None]) -> None:
+    """Rows with names as long as people give them, on all pages."""
+    delayed_task(name="shop.tasks.send_newsletter", cron="0 3 * * *", topic="orders")(lambda: None)
+    Ticker(world.hands.store).run_once()
+    crowd.fill(world)
+    shown(crowd.overview())
+
+
+@pytest.mark.long
+def test_beside_the_sidebar_of_a_usual_screen_rows_have_one_line_and_nothing_scrolls(
+    crowded: None, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+) -> None:
+    tab = browser_page(as_user(superuser=True), width=1280)
+    for name in ("changelist", "archive", "workers", "recurring"):
+        tab.goto(address(name))
+        assert tab.locator("#nav-sidebar").is_visible()
+        found = tab.evaluate(_ROWS)
+        assert found["rows"] <= _ONE_LINE, name
+        assert (found["page"], found["boxes"]) == (0, 0), name
+    for name in ("dead_letters", "operator_actions"):  # their texts may need a second line
+        tab.goto(address(name))
+        found = tab.evaluate(_ROWS)
+        assert (found["page"], found["boxes"]) == (0, 0), name
+
+
+@pytest.mark.long
+def test_on_a_telephone_dead_letters_are_blocks_and_the_refresh_is_one_line(
+    crowded: None, browser_page: Callable[..., Any], as_user: Callable[..., Any]
+) -> None:
+    tab = browser_page(as_user(superuser=True), width=390)
+    tab.goto(address("dead_letters"))
+    tab.get_by_text("Updated at").wait_for()
+    found = tab.evaluate(_ROWS)
+    assert (found["page"], found["boxes"]) == (0, 0)
+    assert tab.locator("#delayq-refresh").bounding_box()["height"] <= _ONE_LINE

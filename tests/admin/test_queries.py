@@ -37,7 +37,7 @@ ASKED: dict[str, list[dict[str, str]]] = {
         {"until": "2100-01-01T00:00Z"},
         {"topic": "orders", "key_prefix": "order:", "count": "all"},
     ],
-    "dead_letters": [{"topic": "modes"}],
+    "dead_letters": [{"topic": "modes"}, {"task": "tests.app.tasks.act", "error": "=TypeError"}],
     "archive": [
         {"period": "24h"},
         {"state": "dead"},

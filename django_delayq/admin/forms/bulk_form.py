@@ -22,6 +22,7 @@ from ...operators.topic_permission import Topics
 from ...tasks.argument_edit import ArgumentEdit
 from .archive_form import query_of
 from .edit_fields import EDIT_FIELDS, argument_field, edit_from, how_field, values_field
+from .message_forms import DurationField
 
 
 def reason_field() -> forms.CharField:
@@ -49,11 +50,8 @@ class BulkForm(forms.Form):
     query = forms.CharField(widget=forms.HiddenInput, required=False)
     """The filters of the archive."""
     token = forms.UUIDField(widget=forms.HiddenInput)
-    delay = forms.FloatField(
-        label=gettext_lazy("Delay in seconds"),
-        required=False,
-        min_value=0,
-        max_value=3660 * 86400,
+    delay = DurationField(
+        label=gettext_lazy("Delay"),
         help_text=gettext_lazy("How long from now until they are due. Empty: at once."),
     )
     rate = forms.FloatField(

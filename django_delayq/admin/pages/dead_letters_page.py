@@ -16,6 +16,7 @@ from ...core.exceptions import InvalidName
 from ...models import Final
 from ...operators.topic_permission import permitted_topics
 from ...tasks import registry
+from ..facet_links import facet_links
 from ..forms.archive_form import query_of
 from ..site import may, register_page, show
 from .unarchivable_page import seen_entries
@@ -41,13 +42,22 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
     )
     refused = seen_entries(request).filter(state=Final.DEAD).values_list("pk")[:1]
     beside = [refused, facet_rows(week)]
+    task, error = request.GET.get("task", ""), request.GET.get("error", "")
     try:
         found = grouped(
-            request.GET.get("topic", ""), messages=may_see, topics=topics, beside=beside
+            request.GET.get("topic", ""),
+            task=task,
+            error=error,
+            messages=may_see,
+            topics=topics,
+            beside=beside,
         )
-    except InvalidName as error:
-        messages.error(request, str(error))
+    except InvalidName as problem:
+        messages.error(request, str(problem))
         found = grouped(messages=may_see, topics=topics, beside=beside)
+    # Of the newest open ones.
+    chosen = week.narrowed(topic=found.topic, task=found.task, error=found.asked_error)
+    facets = facets_of(chosen, found.beside[1])
     windows = {window: query_of(Selection(since=found.since(window))) for window in WINDOWS}
     rows = []
     for group in found.groups:
@@ -87,8 +97,8 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
         topics=sorted(
             (registry.known_topics() if topics is None else topics) | {found.topic} - {""}
         ),
-        # Of the newest open ones.
-        by_topic=facets_of(week, found.beside[1]).counts["topic"],
+        facets=facets,
+        facet_links=facet_links(facets, request.GET),
         most_rows=MOST_ROWS,
         most_groups=MOST_GROUPS,
     )

@@ -10,7 +10,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from ...core.conf import get_settings
-from ...core.present import visible
+from ...core.present import visible, word
 from ...operators import operations
 from ...operators.topic_permission import permitted_topics
 from ...stats import overview
@@ -45,7 +45,7 @@ def workers_view(request: HttpRequest) -> HttpResponse:
         "workers.html",
         _("Workers"),
         refreshed=True,
-        workers=[(worker, _services(worker)) for worker in found],
+        workers=[(worker, sum(worker.settled.values()), _services(worker)) for worker in found],
         living=sum(worker.alive for worker in found),
         unserved=unserved[:MOST_UNSERVED],
         more_unserved=max(0, len(unserved) - MOST_UNSERVED),
@@ -81,7 +81,7 @@ def _services(worker: overview.WorkerStatus) -> list[tuple[str, str]]:
         (
             name,
             ", ".join(
-                figure if value is True else f"{figure} {value}"
+                word(figure) if value is True else f"{word(figure)} {value}"
                 for figure, value in figures.items()
                 if value is not False
             ),
