@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.test import Client
 
+from django_delayq.admin.runs import shown_run
 from django_delayq.archive.erasure import ERASED
 from django_delayq.archive.selection import Selection
 from django_delayq.models import ArchivedMessage, OperatorAction, OutboxMessage
@@ -279,3 +280,7 @@ def test_a_row_says_who_has_replayed_it_and_why_and_how_that_ended(
     hands.work()
     hands.archive()
     assert "After the replayacked" in text_of(client.get(address("archived", pk=others[0])))
+
+
+def test_a_run_that_seems_to_end_before_it_starts_took_no_time() -> None:
+    assert shown_run({"started_ms": 1_000.9, "ended_ms": 1_000.4}, may_see=True)["took"] == 0

@@ -150,7 +150,11 @@ def test_with_nothing_ticked_one_is_back_at_the_list(operator: Client) -> None:
 def test_an_order_is_stored_and_recorded(operator: Client) -> None:
     dead(3)
     operation = order(
-        operator, "kind=replay&open=on&task=tests.app.tasks.record", delay="90", rate="5.5"
+        operator,
+        "kind=replay&open=on&task=tests.app.tasks.record",
+        delay="1.5",
+        delay_unit="60",
+        rate="5.5",
     )
     assert (operation.kind, operation.status, operation.dry_run) == ("replay", "waiting", False)
     assert Selection.decode(operation.selection) == Selection(

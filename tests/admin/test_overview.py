@@ -157,9 +157,11 @@ def test_instants_are_of_the_projects_zone_on_both_sides_of_greenwich(zone: str)
     with timezone.override(zone):
         here = by_hand.AT.astimezone(ZoneInfo(zone))
         html = instant(by_hand.AT, by_hand.AT - timedelta(seconds=2.4))
-    assert (
-        html == f'<time datetime="{by_hand.AT.isoformat()}">{here:%Y-%m-%d %H:%M:%S}</time>, '
-        f'<small><span data-delayq-at="{by_hand.AT.isoformat()}">in 2.4 s</span></small>'
+    at = f"{here:%Y-%m-%d %H:%M:%S}"
+    assert html == (
+        f'<span class="delayq-instant" title="{at}">'
+        f'<span><time datetime="{by_hand.AT.isoformat()}">{at}</time>, </span>'
+        f'<small><span data-delayq-at="{by_hand.AT.isoformat()}">in 2.4 s</span></small></span>'
     )
 
 
