@@ -95,8 +95,8 @@ def test_the_buttons_of_a_group_are_about_that_group(page: Callable[..., str]) -
     died(2, error_class="KeyError", task="tests.app.tasks.other")
     found = links(page(topic="orders"), "bulk_new")
     assert [(query["kind"], shown) for query, shown in found] == [
-        ("replay", "Replaythese"),
-        ("discard", "Discardthese"),
+        ("replay", "Replay"),
+        ("discard", "Discard"),
     ]
     for query, _ in found:
         filters = query.copy()
