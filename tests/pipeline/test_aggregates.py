@@ -282,9 +282,9 @@ def test_one_process_adds_up_as_spark_does_however_few_at_a_time(
     for most in (1, 10_000):
         monkeypatch.setattr(aggregates, "ADDED", most)
         parts = aggregates.aggregated(iter(table.to_batches(max_chunksize=7)))
-        assert (
-            list(aggregates.figures_of_aggregates(parts, statistics_module.MOST_ERRORS)) == wanted
-        )
+        found = aggregates.figures_of_aggregates(parts, statistics_module.MOST_ERRORS)
+        # Day after day, and in each the hours before the day.
+        assert sorted(found, key=lambda one: one["unit"], reverse=True) == wanted
 
 
 def test_one_process_holds_as_many_aggregates_as_there_are_keys(
@@ -305,6 +305,20 @@ def test_one_process_holds_as_many_aggregates_as_there_are_keys(
     found = list(aggregates.figures_of_aggregates(parts, statistics_module.MOST_ERRORS))
     assert [one["messages"] for one in found] == [200] * 6
     assert len(held) > 20 and max(held) < 60  # of 12 keys, in 100 parts
+
+
+def test_one_process_adds_up_one_day_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(NINE + 24 * HOUR * (n % 5), topic=f"t{n}") for n in range(50)]
+    merged, days = vars(aggregates)["_merged"], list[set[int]]()
+
+    def watched(found: pa.Table) -> pa.Table:
+        days.append({at // aggregates.DAY for at in found["at"].to_pylist()})
+        return merged(found)
+
+    monkeypatch.setattr(aggregates, "_merged", watched)
+    parts = aggregates.aggregated(iter(pa.Table.from_pylist(rows, schemas.FIGURES).to_batches()))
+    assert len(list(aggregates.figures_of_aggregates(parts, 1))) == 100
+    assert [len(together) for together in days] == [1] * 5
 
 
 # Days of tasks

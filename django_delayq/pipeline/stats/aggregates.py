@@ -392,20 +392,33 @@ def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Mapping[str, Any]]:
-    """AGGREGATES in any order -> rows of SPANS. It holds about twice as many aggregates as there
-    are keys, however many rows are counted."""
-    kept: list[pa.RecordBatch] = []
-    rows, most = 0, ADDED
+    """AGGREGATES in any order -> rows of SPANS, day after day. It holds about twice as many
+    aggregates as there are keys, however many rows are counted, and adds up those of one day."""
+    days: dict[int, _Kept] = defaultdict(_Kept)
     for batch in aggregates:
-        kept.append(batch)
-        rows += batch.num_rows
-        if rows >= most:
-            merged = map(_merged, _whole(_in_order(kept)))
-            kept = [one for part in merged for one in part.to_batches()]
-            rows = sum(one.num_rows for one in kept)
-            most = max(ADDED, 2 * rows)
-    for batch in added_up(_in_order(kept), most_errors):
-        yield from batch.to_pylist()
+        day_of = batch["at"].to_numpy() // DAY
+        for day in np.unique(day_of).tolist():
+            days[day].add(batch.filter(pa.array(day_of == day)))
+    for day in sorted(days):
+        for batch in added_up(_in_order(days.pop(day).batches), most_errors):
+            yield from batch.to_pylist()
+
+
+class _Kept:
+    """The aggregates of a day. They are added up whenever they have become twice as many."""
+
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self._rows, self._most = 0, ADDED
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.batches.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= self._most:
+            merged = map(_merged, _whole(_in_order(self.batches)))
+            self.batches = [one for part in merged for one in part.to_batches()]
+            self._rows = sum(one.num_rows for one in self.batches)
+            self._most = max(ADDED, 2 * self._rows)
 
 
 def _in_order(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
