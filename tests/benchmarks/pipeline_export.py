@@ -85,7 +85,7 @@ def _export(spark: Any, folder: str, rows: int) -> dict[str, Any]:
     try:
         with (
             params_from_django.parameters(
-                lake=Storage(f"{folder}/lake"), job={"settle": 0}
+                lake=Storage(f"{folder}/lake"), job={"settle": 0, "compact": False}
             ) as params,
             peak_memory() as peak,
         ):

@@ -56,7 +56,7 @@ MEANINGS = {
     "the archive, with everything read anew; the figure is the overview's median of 20",
     "pipeline_read": "Spark reads 2,000,000 rows of the archive, all 27 columns, on two cores, and drops them; warm. The "
     "ceiling: two processes that read the same to Arrow without Spark",
-    "pipeline_export": "2,000,000 rows from the archive to the lake, written and read again, with 1 GB for Java",
+    "pipeline_export": "2,000,000 rows from the archive to the lake, written, read again and committed, not compacted, with 1 GB for Java",
     "pipeline_stats": "the figures of all hours and days of a lake of 10,000,000 rows, warm, with 1 GB for Java",
     "pipeline_schedule": "1,000,000 rows of Parquet into a topic of four partitions on the same machine, all passes; "
     "and with half of Spark's tasks killed in their first attempt",
