@@ -42,7 +42,8 @@ def dead_letters_view(request: HttpRequest) -> HttpResponse:
     )
     refused = seen_entries(request).filter(state=Final.DEAD).values_list("pk")[:1]
     beside = [refused, facet_rows(week)]
-    task, error = request.GET.get("task", ""), request.GET.get("error", "")
+    # PostgreSQL knows no text with the character 0.
+    task, error = (request.GET.get(name, "").replace("\0", "") for name in ("task", "error"))
     try:
         found = grouped(
             request.GET.get("topic", ""),
