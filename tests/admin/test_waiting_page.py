@@ -6,13 +6,12 @@ import csv
 import html
 import re
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.test import Client
-from django.utils import timezone
 
 from django_delayq.admin.forms import waiting_form
 from django_delayq.models import BulkOperation, OperatorAction
@@ -114,7 +113,7 @@ def listed_from(client: Client, where: str) -> list[list[str]]:
 
 
 def test_the_list_goes_on_behind_its_first_page(client: Client, hands: Hands) -> None:
-    due_at = timezone.now() + timedelta(days=1)
+    due_at = datetime.now(tz=timezone.utc) + timedelta(days=1)
     for n in range(90):  # at one instant, so that only the ids tell them apart
         record.using(key=f"campaign:{n}", due_at=due_at, durable=n >= 60).enqueue(n)
     close_order.using(key="campaign:other", due_at=due_at).enqueue(1)
@@ -124,7 +123,7 @@ def test_the_list_goes_on_behind_its_first_page(client: Client, hands: Hands) ->
 
 
 def test_a_message_that_ends_meanwhile_hides_no_other_one(client: Client, hands: Hands) -> None:
-    due_at = timezone.now() + timedelta(days=1)
+    due_at = datetime.now(tz=timezone.utc) + timedelta(days=1)
     for n in range(60):
         record.using(key=f"campaign:{n}", due_at=due_at).enqueue(n)
     text = client.get(f"{address('waiting')}?key_prefix=campaign:").content.decode()
