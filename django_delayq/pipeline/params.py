@@ -296,7 +296,7 @@ class ExportOptions(JobOptions):
     takes = ("lake", "dry_run")
 
     batch: Count | None = None
-    """Rows of one batch, which is one commit. Without it: 250,000 for each task that runs at a
+    """Rows of one batch, which is one commit. Without it: 500,000 for each task that runs at a
     time."""
     settle: Seconds = 60.0
     """Rows that the database got more recently than this wait for the next export."""

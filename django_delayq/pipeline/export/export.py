@@ -28,7 +28,7 @@ from ..session import parallelism
 from ..sources.ranges import Range
 
 #: Rows of a batch for each task that runs at a time.
-ROWS_OF_TASK = 250_000
+ROWS_OF_TASK = 500_000
 #: Most batches that a report names: with an interval there is no last batch.
 REPORTED_BATCHES = 1_000
 
