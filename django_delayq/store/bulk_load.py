@@ -64,24 +64,14 @@ class BulkLoader:
         split: int,
         tasks: Mapping[bytes, str],
         messages: Sequence[Loadable],
-    ) -> Callable[[], LoadProgress]:
-        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
-        opens the fence. The function that is returned reads the answer and must be called, once.
-
-        To call it again is safe. The function raises FenceChanged.
-        """
-        return self.packed(partition, load, split, tasks, messages)()
-
-    def packed(
-        self,
-        partition: Partition,
-        load: BulkLoad,
-        split: int,
-        tasks: Mapping[bytes, str],
-        messages: Sequence[Loadable],
     ) -> Callable[[], Callable[[], LoadProgress]]:
-        """The same, but for sending it: the function that is returned does that, as often as it is
-        called."""
+        """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
+        opens the fence.
+
+        Nothing is sent yet. The function that is returned sends the call, as often as it is called:
+        to send it again is safe. It returns a function that reads the answer and must be called,
+        once; that one raises FenceChanged.
+        """
         head: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
         for code, name in tasks.items():
             head += (code.hex(), name)

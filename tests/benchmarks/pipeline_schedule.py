@@ -125,7 +125,7 @@ def sent_raw(url: str, calls: list[Any]) -> float:
     begun = time.perf_counter()
     for partition, split, messages in calls:
         # One after the other: the fence passes what comes before an id that is there.
-        store.bulk_load.load(partition, load, split, tasks, messages)()
+        store.bulk_load.load(partition, load, split, tasks, messages)()()
     return time.perf_counter() - begun
 
 
@@ -147,7 +147,7 @@ def send_alone(url: str, path: str, job: str) -> float:
 def killed(spark: Any, server: Any, path: str, rows: int) -> None:
     """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
     from django_delayq.pipeline.bulk_load import message_frames
-    from tests.pipeline.failing_sink import KilledSink
+    from tests.pipeline.failing_sink import KILLS, KilledSink
 
     server.client().flushall()
     spark.dataSource.register(KilledSink)
@@ -160,6 +160,7 @@ def killed(spark: Any, server: Any, path: str, rows: int) -> None:
         "pipeline_schedule", seconds, "s", case="killed", rows=rows, added=added, waiting=count(server.url)
     )  # fmt: skip
     assert (added, count(server.url)) == (rows, rows)
+    assert int(server.client().get(KILLS) or 0) > 0, "nobody was killed"
 
 
 @contextmanager

@@ -45,6 +45,10 @@ class FailingWriter(QueueWriter):
             yield batch.slice(20)
 
 
+#: In Redis: how many processes were killed.
+KILLS = "delayq_test:kills"
+
+
 class KilledSink(QueueSink):
     """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
 
@@ -76,6 +80,7 @@ class KilledWriter(QueueWriter):
         def counted(*arguments: Any) -> Any:
             calls[0] += 1
             if calls[0] > most:
+                store.client.redis.incr(KILLS)
                 os.kill(os.getpid(), signal.SIGKILL)
             return load(*arguments)
 

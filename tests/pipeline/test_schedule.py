@@ -463,7 +463,7 @@ def test_one_process_and_spark_go_on_where_the_other_has_stopped(
 # The sink
 
 
-@pytest.mark.parametrize("where", ["bulk_load.packed", "find_many"])
+@pytest.mark.parametrize("where", ["bulk_load.load", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -471,7 +471,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     get_store().partitions.counts("crowd")
     store = split(PARTITIONS)
     monkeypatch.setattr(loader, "WAIT", 0.0)
-    packed, broken = store.bulk_load.packed, []
+    load, broken = store.bulk_load.load, []
 
     def breaks(send: Callable[..., Any]) -> Callable[..., Any]:
         def sent(*arguments: Any) -> Any:
@@ -485,7 +485,7 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
     if where == "find_many":
         monkeypatch.setattr(store, "find_many", breaks(store.find_many))
     else:
-        monkeypatch.setattr(store.bulk_load, "packed", lambda *given: breaks(packed(*given)))
+        monkeypatch.setattr(store.bulk_load, "load", lambda *given: breaks(load(*given)))
     rows = [
         ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
         for number in range(3)

@@ -83,7 +83,7 @@ def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
     load, message = BulkLoad("night", "1"), outgoing()
 
     def send_load() -> Any:
-        return store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])()
+        return store.bulk_load.load(PARTITION, load, 0, TASKS, [(message[0], *message[2:])])()()
 
     yield send_load
     yield lambda: store.bulk_load.fences([PARTITION], "night")[0]

@@ -223,10 +223,10 @@ def test_a_bulk_load_is_several_calls(store: RedisStore, called: Called) -> None
     messages = [(message_id, When(FAR), "", record(LARGE)) for message_id in ids]
     load = BulkLoad("large", "these")
     before = called.count
-    done = store.bulk_load.load(PARTITION, load, 0, {}, messages)()
+    done = store.bulk_load.load(PARTITION, load, 0, {}, messages)()()
     assert (done.new, done.skipped) == (COUNT, 0)
     assert called.count - before in CALLS
-    again = store.bulk_load.load(PARTITION, load, 0, {}, messages)()
+    again = store.bulk_load.load(PARTITION, load, 0, {}, messages)()()
     assert (again.new, again.skipped, again.began_ms) == (0, COUNT, done.began_ms)
 
 

@@ -50,7 +50,7 @@ def load(
     store: RedisStore, *ids: bytes, split: int = 0, as_load: BulkLoad = LOAD, **fields: str
 ) -> LoadProgress:
     messages = [loadable(one, **fields) for one in ids]  # type: ignore[arg-type]
-    return store.bulk_load.load(PARTITION, as_load, split, TASKS, messages)()
+    return store.bulk_load.load(PARTITION, as_load, split, TASKS, messages)()()
 
 
 def counts(loaded: LoadProgress) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ def test_messages_are_stored_as_an_enqueue_stores_them(store: RedisStore) -> Non
         loadable(one, priority=Priority.LOW),
         loadable(other, when="1000", expires="+500", body=b'["x"]'),
     ]
-    loaded = store.bulk_load.load(PARTITION, LOAD, 0, TASKS, messages)()
+    loaded = store.bulk_load.load(PARTITION, LOAD, 0, TASKS, messages)()()
     assert counts(loaded) == (2, 0, 0, 0)
     assert dump(store)["low"] == {one: float(FAR)}
     assert dump(store)["normal"] == {other: 1000.0}
@@ -212,7 +212,7 @@ def test_a_durable_message_is_kept(store: RedisStore) -> None:
 def test_what_is_live_in_another_partition_is_only_counted(store: RedisStore) -> None:
     one, other = ids_of(2)
     messages = [(one, FAR, "", b""), loadable(other)]
-    assert counts(store.bulk_load.load(PARTITION, NOTING, 0, TASKS, messages)()) == (1, 0, 0, 1)
+    assert counts(store.bulk_load.load(PARTITION, NOTING, 0, TASKS, messages)()()) == (1, 0, 0, 1)
     assert live(store) == {other}
     assert store.bulk_load.left(PARTITION, "night", [one, bytes(16)]) == {one}
 

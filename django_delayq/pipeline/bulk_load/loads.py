@@ -114,7 +114,7 @@ class Fences(NamedTuple):
             self.store.partitions.counts(topic)  # says that the topic is used
         began, failed = [], None
         for partitions in chunked(self.partitions, AT_ONCE):
-            opened = [self.store.bulk_load.load(place, load, 0, {}, ()) for place in partitions]
+            opened = [self.store.bulk_load.load(place, load, 0, {}, ())() for place in partitions]
             for read in opened:
                 try:
                     began.append(read().began_ms)

@@ -101,7 +101,7 @@ class Loader:
         headers = rows.column("header").unique().to_pylist()
         codes = {task_code_sent(header) for header in headers}
         tasks = {code: self._names[code] for code in codes if code in self._names}
-        begin = self._store.bulk_load.packed(partition, self._load, part, tasks, rest)
+        begin = self._store.bulk_load.load(partition, self._load, part, tasks, rest)
         self._settle()
         self._pace.wait()
         self._pending = _repeated(begin)
