@@ -12,11 +12,11 @@ from ..core.present import counted, distance, on_one_line
 from ..core.times import from_ms
 from ..models import BulkOperation, BulkStatus
 from ..operators.bulk import progress
+from ..operators.waiting_list import preview_waiting
 from ..operators.waiting_orders import (
     SAMPLE,
     WaitingChange,
     order_alive,
-    preview_waiting,
     run_to_end,
     start_waiting,
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 __all__ = [
     "operations", "replay", "bulk", "bulk_runner", "message_search", "recent_actions", "bulk_run",
-    "recurring", "replayer", "walk", "bulk_waiting", "purge", "waiting_orders", "waiting_selection",
+    "recurring", "replayer", "walk", "bulk_waiting", "purge", "waiting_list", "waiting_orders",
+    "waiting_selection",
     "wider_search",
     "edit_examples", "erase", "erased_texts", "api_tokens", "topic_permission",
 ]  # fmt: skip

@@ -7,36 +7,29 @@ worker goes on with it, or the same call of the command does.
 
 from __future__ import annotations
 
-import math
 import secrets
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
 from threading import Event
 from typing import Any
 from uuid import UUID
 
 from ..client.moving import check_not_in_transaction
-from ..client.topics import topic_stats
 from ..core.exceptions import InvalidMessage
-from ..core.message import Message
 from ..core.times import MAX_DELAY_MS
 from ..models import BulkKind, BulkOperation, BulkStatus
-from ..outbox.listing import CAP, count_outbox
 from ..store import get_store
-from ..store.client import BATCH
 from ..tasks.argument_edit import ArgumentEdit
 from ..tasks.registry import check_topic
-from .bulk import MANY, order_once, progress
+from .bulk import order_once, progress
 from .bulk_run import decoded, needed_for, stored_options
 from .bulk_runner import BulkRunner
 from .operations import User, check_reason, clean, require
-from .topic_permission import options_of_order, permitted_topics
-from .waiting_selection import WaitingSelection, pages_of_topics, waiting_messages
+from .topic_permission import options_of_order
+from .waiting_selection import WaitingSelection
 
 __all__ = ["ArgumentEdit", "WaitingChange", "WaitingSelection", "change_waiting"]
 
@@ -44,10 +37,6 @@ __all__ = ["ArgumentEdit", "WaitingChange", "WaitingSelection", "change_waiting"
 LOOK_AGAIN = 0.5
 #: Messages of a sample.
 SAMPLE = 10
-#: Messages that a page reads at least, whatever it takes, and seconds for which it goes on.
-LEAST, LOOKS_FOR = 2_000, 0.05
-#: A topic with few messages takes about as long as so many.
-SMALL_TOPIC = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,47 +83,6 @@ class WaitingChange:
         if self.kind == BulkKind.SHIFT:
             return f"by {self.by}"
         return self.edit.in_words() if self.edit else f"to topic {self.to}" if self.to else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaitingPreview:
-    """Messages that fit a selection, as of now."""
-
-    count: int
-    """How many were found among those that were read."""
-    more: bool
-    """Whether there is more to read: then the count is a lower bound. A dry run counts all."""
-    sample: Sequence[Message]
-    """The first few."""
-
-
-def preview_waiting(
-    user: User, selection: WaitingSelection, *, seconds: float = 0.0, shown: int = SAMPLE
-) -> WaitingPreview:
-    """Count the messages, and show the first few. The cost has a bound: it reads for LOOKS_FOR
-    seconds, at least LEAST and at most MANY messages, or on for so many `seconds`. All of a topic
-    is counted without reading. Raises NotPermitted, InvalidMessage, UnknownTopic and
-    StoreUnavailable."""
-    check_selection(user, selection)
-    if selection.is_whole_topic:
-        stats, outbox = topic_stats(selection.topic), count_outbox(selection.topic)
-        sample = list(islice(waiting_messages(selection), shown))
-        count = stats.delayed + stats.backlog + outbox
-        return WaitingPreview(count=count, more=outbox >= CAP, sample=sample)
-    until = time.monotonic() + (seconds or LOOKS_FOR)
-    least, most = (MANY, math.inf) if seconds else (LEAST, MANY)
-    count, read, sample = 0, 0, list[Message]()
-    permitted = permitted_topics(user, *(["view_payload"] if selection.argument else []))
-    more = False
-    for page in pages_of_topics(selection, permitted):
-        count += len(page.messages)
-        sample += islice(page.messages, shown - len(sample))
-        read += BATCH if page.cursor else SMALL_TOPIC
-        if read >= most or (read >= least and time.monotonic() >= until):
-            more = True
-            break
-    sample.sort(key=lambda message: message.due_at)
-    return WaitingPreview(count=count, more=more, sample=sample)
 
 
 def check_selection(user: User, selection: WaitingSelection) -> None:

@@ -4,10 +4,11 @@ Redis and in the outbox."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from itertools import dropwhile
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -136,23 +137,81 @@ class WaitingSelection(
         return ", ".join(words) or "everything"
 
 
-def pages_of_topics(selection: WaitingSelection, permitted: Topics) -> Iterator[Page]:
-    """Pages of all topics of the selection that are permitted, those in Redis first: what is due
-    soon is there. Of thousands of topics few have rows in the outbox: it is a query for each of
-    these, and not for all. Raises UnknownTopic."""
+class Position(NamedTuple):
+    """A place in the list of all that fits a selection."""
+
+    place: str
+    """One of PLACES."""
+    topic: str
+    cursor: str = ""
+    """Of the messages that are read together; empty for the first ones."""
+    last: str = ""
+    """Id of the message that it is behind; empty for the first of them."""
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+    @classmethod
+    def read(cls, text: str, places: Sequence[tuple[str, str]]) -> Position:
+        """From str(). Raises InvalidMessage for what is in none of these places and topics."""
+        parts = text.split("/")
+        if len(parts) == len(cls._fields) and (parts[0], parts[1]) in places:
+            return cls(*parts)
+        raise InvalidMessage(f"{text!r:.80} is not a place in this list: begin at its start.")
+
+
+class WaitingPart(NamedTuple):
+    """Messages that were read together."""
+
+    messages: Sequence[Message]
+    """Those that fit."""
+    begin: Position
+    end: Position | None
+    """Where reading goes on; None when all was read."""
+    is_full: bool
+    """Whether as many were read as are read together."""
+
+
+def waiting_parts(
+    selection: WaitingSelection, permitted: Topics, after: str = ""
+) -> Iterator[WaitingPart]:
+    """All that fits in the topics that are permitted, from a position on: what Redis has first,
+    for what is due soon is there. Of thousands of topics few have rows in the outbox: it is a query
+    for each of these, and not for all. Raises InvalidMessage and UnknownTopic."""
     in_outbox = selection.topics() if selection.topic else list(topics_of_outbox())
-    yield from pages_in_redis(selection, permitted, in_outbox)
-    for topic in in_outbox:
-        if permitted is None or topic in permitted:
-            yield from pages(selection, topic, "outbox")
-
-
-def pages_in_redis(
-    selection: WaitingSelection, permitted: Topics, in_outbox: Iterable[str] = ()
-) -> Iterator[Page]:
-    """Pages of what Redis has in all topics of the selection that are permitted. `in_outbox`:
-    topics that may be known to the outbox alone. Raises UnknownTopic."""
     every = selection.topics() if selection.topic else every_topic(in_outbox=in_outbox)
+    places = [
+        (place, topic)
+        for place, topics in (("redis", every), ("outbox", in_outbox))
+        for topic in topics
+        if permitted is None or topic in permitted
+    ]
+    at = 0
+    cursor = last = ""
+    if after:
+        place, topic, cursor, last = Position.read(after, places)
+        at = places.index((place, topic))
+    for number, (place, topic) in enumerate(places[at:], at + 1):
+        following = Position(*places[number]) if number < len(places) else None
+        for page in pages(selection, topic, place, cursor or None):
+            begin = Position(place, topic, cursor, last)
+            end = Position(place, topic, page.cursor) if page.cursor else following
+            yield WaitingPart(_behind(last, page.messages), begin, end, bool(page.cursor))
+            cursor, last = page.cursor or "", ""
+        cursor = last = ""  # it may end before the last page
+
+
+def _behind(last: str, messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages behind the one with this id; all of them when it has gone meanwhile."""
+    if not last or all(message.id != last for message in messages):
+        return messages
+    return list(dropwhile(lambda message: message.id != last, messages))[1:]
+
+
+def pages_in_redis(selection: WaitingSelection, permitted: Topics) -> Iterator[Page]:
+    """Pages of what Redis has in all topics of the selection that are permitted. Raises
+    UnknownTopic."""
+    every = selection.topics() if selection.topic else every_topic(in_outbox=())
     for topic in every:
         if permitted is None or topic in permitted:
             yield from pages(selection, topic, "redis")

@@ -24,7 +24,7 @@ from ..store.client import BATCH
 from ..tasks.naming import shown
 from .message_search import SearchResult, archived_hit, by_keys, live_hit
 from .topic_permission import Topics
-from .waiting_orders import LOOKS_FOR
+from .waiting_list import LOOKS_FOR
 from .waiting_selection import WaitingSelection, pages_in_redis
 
 #: Waiting messages that a search for an argument reads at most.

@@ -15,7 +15,7 @@ from django.test import Client
 
 from django_delayq.admin.forms import waiting_form
 from django_delayq.models import BulkOperation, OperatorAction
-from django_delayq.operators import bulk_waiting, waiting_orders
+from django_delayq.operators import bulk_waiting, waiting_list
 from django_delayq.operators.waiting_selection import WaitingSelection, waiting_messages
 from tests.admin.browser import address
 from tests.admin.bulk_orders import run, text_of
@@ -36,10 +36,10 @@ def test_what_was_not_read_may_still_fit(
 ) -> None:
     record.using(delay=DAY).enqueue_many((n,) for n in range(501))
     for name in ("LEAST", "LOOKS_FOR"):
-        monkeypatch.setattr(waiting_orders, name, 0)
+        monkeypatch.setattr(waiting_list, name, 0)
     there = address("waiting"), {"topic": "default", "key_prefix": "campaign:"}
     assert "None of the messages that were read fits" in text_of(client.get(*there))
-    monkeypatch.setattr(waiting_orders, "LOOKS_FOR", 60)
+    monkeypatch.setattr(waiting_list, "LOOKS_FOR", 60)
     assert "Nothing that waits fits these filters" in text_of(client.get(*there))
 
 
@@ -91,7 +91,7 @@ def test_a_lower_bound_is_counted_on_by_itself(
 ) -> None:
     record.using(delay=DAY).enqueue_many((n,) for n in range(1_200))
     for name in ("LEAST", "LOOKS_FOR"):
-        monkeypatch.setattr(waiting_orders, name, 0)
+        monkeypatch.setattr(waiting_list, name, 0)
     where = f"{address('waiting')}?topic=default&task={record.name}"
     client = as_user("view_dashboard", "bulk_operate", "cancel_message")
     assert "≥ 500" in text_of(client.get(where))

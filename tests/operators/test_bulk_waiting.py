@@ -21,7 +21,7 @@ from django_delayq.models import (
     OperatorAction,
     OutboxMessage,
 )
-from django_delayq.operators import bulk, bulk_run, bulk_waiting, waiting_orders
+from django_delayq.operators import bulk, bulk_run, bulk_waiting, waiting_list
 from django_delayq.operators.bulk_run import BulkRun
 from django_delayq.operators.bulk_runner import BulkRunner
 from django_delayq.operators.operations import edit
@@ -685,15 +685,33 @@ def test_old_lists_are_forgotten(
 
 def test_a_preview_counts_up_to_a_bound(hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
     record.enqueue_many([record.using(delay=DAY).prepare(n) for n in range(1_100)])
-    found = waiting_orders.preview_waiting(OPERATOR, DEFAULT)
-    assert (found.count, found.more, len(found.sample)) == (1_100, False, 10)
-    monkeypatch.setattr(waiting_orders, "MANY", 500)
+    found = waiting_list.preview_waiting(OPERATOR, DEFAULT)
+    assert (found.count, found.more, len(found.first.messages)) == (1_100, False, 50)
+    monkeypatch.setattr(waiting_list, "MANY", 500)
     some = DEFAULT.narrowed(task="tests.app.tasks.record")
-    assert (waiting_orders.preview_waiting(OPERATOR, some).more, found.count) == (True, 1_100)
-    assert waiting_orders.preview_waiting(OPERATOR, some, seconds=60).count == 1_100
-    whole = waiting_orders.preview_waiting(OPERATOR, DEFAULT)
+    assert (waiting_list.preview_waiting(OPERATOR, some).more, found.count) == (True, 1_100)
+    assert waiting_list.preview_waiting(OPERATOR, some, seconds=60).count == 1_100
+    whole = waiting_list.preview_waiting(OPERATOR, DEFAULT)
     assert (whole.count, whole.more) == (1_100, False)
-    assert found.sample[0].state == State.DELAYED
+    assert found.first.messages[0].state == State.DELAYED
+
+
+def test_what_a_page_of_the_list_reads_has_a_bound_in_thousands_of_topics_too(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = ["coupons", "crowd", "default", "orders", "payments", "reviews"]
+    for topic in topics:
+        record.using(topic=topic, key=f"rare:{topic}", delay=DAY).enqueue(1)
+    for name in ("LEAST", "LOOKS_FOR"):
+        monkeypatch.setattr(waiting_list, name, 0)
+    rare, pages = WaitingSelection(key_prefix="rare:"), list[list[str]]()
+    found = waiting_list.preview_waiting(OPERATOR, rare).first
+    while found.further:
+        pages.append([message.topic for message in found.messages])
+        found = waiting_list.list_waiting(OPERATOR, rare, found.further)
+    pages.append([message.topic for message in found.messages])
+    assert max(map(len, pages)) == 1, "a topic is read, and no other one"
+    assert [topic for page in pages for topic in page] == topics
 
 
 def test_no_message_becomes_due_after_more_than_ten_years(runner: BulkRunner) -> None:

@@ -20,7 +20,8 @@ from ...models import BulkKind
 from ...operators.bulk import ALL_TOPICS, MANY
 from ...operators.edit_examples import EditExample, of_waiting
 from ...operators.topic_permission import Topics
-from ...operators.waiting_orders import WaitingChange, WaitingPreview
+from ...operators.waiting_list import WaitingPreview
+from ...operators.waiting_orders import WaitingChange
 from ...operators.waiting_selection import WaitingSelection
 from ...tasks.argument_edit import ArgumentEdit
 from .archive_form import offered_tasks, offered_topics
@@ -188,7 +189,7 @@ class WaitingChangeForm(forms.Form):
     def examples(self) -> Sequence[EditExample]:
         """A few messages before and after the edit, as far as there is one."""
         change = getattr(self, "change_asked", None)
-        return of_waiting(self.about.sample, change.edit) if change and change.edit else []
+        return of_waiting(self.about.first.messages, change.edit) if change and change.edit else []
 
     def clean(self) -> dict[str, Any]:
         """Read the change. Raises ValidationError."""

@@ -15,16 +15,14 @@ from ...core.exceptions import InvalidMessage, NotPermitted
 from ...operators import bulk
 from ...operators.bulk_run import decoded
 from ...operators.topic_permission import permitted_topics
-from ...operators.waiting_list import WaitingList, list_waiting
-from ...operators.waiting_orders import WaitingPreview, preview_waiting, start_waiting
+from ...operators.waiting_list import WaitingList, WaitingPreview, list_waiting, preview_waiting
+from ...operators.waiting_orders import start_waiting
 from ...tasks.redaction import call_in_one_line
 from ..forms.edit_fields import edit_initial
 from ..forms.waiting_form import WaitingChangeForm, WaitingFilters, initial_from
 from ..site import may, register_action, register_page, show, url
 from .bulk_page import is_anybody_there
 
-#: Messages that the page shows at a time, so that they can be ticked.
-SHOWN = 50
 #: Seconds that a page counts messages when it is asked to count them all.
 COUNTS_FOR = 8.0
 
@@ -34,14 +32,14 @@ def waiting_view(request: HttpRequest) -> HttpResponse:
     """The messages that fit the filters of the address. With `count=all` they are counted for some
     seconds."""
     filters = WaitingFilters(request.GET, permitted_topics(request.user))
-    about, listed, problem = None, None, ""
+    about, problem = None, ""
+    listed: WaitingList | None = None
     if request.GET:
         seconds = COUNTS_FOR if request.GET.get("count") == "all" else 0.0
         about, problem = _about(request, filters, seconds)
-    after = request.GET.get("after", "")
-    if about is not None and (after or (about.sample and about.count > len(about.sample))):
+    if about is not None and (after := request.GET.get("after", "")):
         try:
-            listed = list_waiting(request.user, filters.selection, after, SHOWN)
+            listed = list_waiting(request.user, filters.selection, after)
         except InvalidMessage as error:
             about, problem = None, str(error)
     form = None
@@ -123,7 +121,7 @@ def _about(
     if not filters.is_valid():
         return None, ""
     try:
-        return preview_waiting(request.user, filters.selection, seconds=seconds, shown=SHOWN), ""
+        return preview_waiting(request.user, filters.selection, seconds=seconds), ""
     except NotPermitted:
         raise
     except InvalidMessage as error:
@@ -138,7 +136,8 @@ def _page(
     problem: str,
     listed: WaitingList | None = None,
 ) -> HttpResponse:
-    """`listed`: what is shown instead of the sample."""
+    """`listed`: the page of the list; None: the first one."""
+    listed = listed or (about.first if about else WaitingList((), ""))
     may_see = may(request, "view_payload")
     query = filters.query
     return show(
@@ -150,17 +149,16 @@ def _page(
         problem=problem,
         form=form if about and (about.count or about.more) else None,
         rows=[
-            (message, call_in_one_line(message) if may_see else "")
-            for message in (listed.messages if listed else about.sample if about else ())
+            (message, call_in_one_line(message) if may_see else "") for message in listed.messages
         ],
-        can_tick=_may_order(request) and not (about and len(about.sample) == about.count == 1),
+        can_tick=_may_order(request) and not (about and len(listed.messages) == about.count == 1),
         kept=[
             (name, value)
             for name, value in query.items()
             if name not in ("id", "ids", "count", "again", "after") and value
         ],
         all_that_fit=_without(query, "id", "ids", "again", "after"),
-        further=_at(query, listed.further) if listed and listed.further else "",
+        further=_at(query, listed.further) if listed.further else "",
         start=_without(query, "after") if query.get("after") else "",
         count_all=_count_all(request) if about and about.more else "",
         nobody=form is not None and not is_anybody_there(),
