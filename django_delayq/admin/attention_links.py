@@ -17,6 +17,8 @@ from .site import url
 
 #: Topics that a line names, and lines about all topics. The others are a number.
 MOST_TOPICS, MOST_LINES = 5, 20
+#: Kinds that are about topics.
+_BY_TOPIC = frozenset({"dead", "dead_letters", "lag", "backlog", "paused", "outbox", "unserved"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,6 @@ def _help(  # noqa: PLR0911 - a table in words
     if concern.kind == "audit":
         return "", "manage.py delayq doctor"  # no page has what it finds
     return url(request, "workers"), _("Workers")
-
-
-#: Kinds about topics that the list of all topics leads to.
-_BY_TOPIC = frozenset({"dead", "dead_letters", "lag", "backlog", "paused", "outbox", "unserved"})
 
 
 def _help_of_topics(request: HttpRequest, concern: Concern) -> tuple[str, str]:

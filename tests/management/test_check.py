@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from io import StringIO
 from typing import Any
 
@@ -94,6 +95,15 @@ def test_dead_letters_are_a_warning_from_the_first_on() -> None:
     code, text = check("--critical-dead", "2")
     assert (code, "default: 2 open dead letters (limit 2)" in text) == (2, True)
     assert check("--warn-dead", "3")[0] == 0
+
+
+def test_a_hundred_dead_letters_in_an_hour_are_critical_as_on_the_pages() -> None:
+    now = datetime.now(tz=timezone.utc)
+    dead(99, finished_at=now)
+    assert check("--warn-dead", "200")[0] == 0, "the limit for open ones holds for a few"
+    dead(finished_at=now)
+    code, text = check("--warn-dead", "200")
+    assert (code, "100 dead letters in an hour" in text) == (2, True)
 
 
 def test_programs_get_json() -> None:

@@ -2,8 +2,8 @@
 
 Every topic is compared with limits for its lag, backlog and open dead letters. The rest is what the
 pages show under "Attention": a topic where messages wait and no worker serves it, workers whose
-threads are all busy, a worker that is gone, dead letters of the last hour (critical from 100), an
-archiver or a relay that is behind, messages that the archive refused. A paused topic is a warning,
+threads are all busy, a worker that is gone, a hundred dead letters in the last hour, an archiver or
+a relay that is behind, messages that the archive refused. A paused topic is a warning,
 and its lag does not count. What breaks a rule of DELAYQ["ALERTS"] is critical, too.
 
   python manage.py delayq check
@@ -159,6 +159,8 @@ def _limits(options: dict[str, Any]) -> Limits:
             if limit is not None:
                 seconds = limit.total_seconds() if isinstance(limit, timedelta) else limit
                 chosen.setdefault(kind, []).append((level, seconds))
+    # A few dead letters of the last hour are among the open ones, which have a limit here.
+    chosen["dead"] = [step for step in LIMITS["dead"] if step[0] is Urgency.CRITICAL]
     return {**LIMITS, "paused": [(Urgency.WARNING, 1)], **chosen}
 
 

@@ -1,5 +1,5 @@
 // Lists with boxes: one in the head that ticks every message of the page. A list may be replaced while it is shown.
-// A count that is a lower bound is counted on by itself.
+// Where a count is a lower bound, counting goes on by itself.
 "use strict";
 
 (() => {
@@ -23,9 +23,9 @@
   // The browser's way back keeps what was ticked.
   addEventListener("pageshow", () => document.querySelectorAll("[data-delayq-all]").forEach(tell));
 
-  const all = document.querySelector("[data-delayq-count-all]");
-  if (all) {
-    fetch(all.href).then((answer) => (answer.ok ? answer.text() : "")).then((text) => {
+  const countOn = document.querySelector("[data-delayq-count-all]");
+  if (countOn) {
+    fetch(countOn.href).then((answer) => (answer.ok ? answer.text() : "")).then((text) => {
       const page = new DOMParser().parseFromString(text, "text/html");
       const counted = page.querySelector("[data-delayq-count]");
       if (!counted) return;
