@@ -41,7 +41,12 @@ class Scripts:
         the system steals."""
         from django_delayq.store import scripts
 
-        names = {scripts.load(name).sha: name for name in scripts.names()}
+        folder = files(scripts.__package__) / "lua"
+        names = {
+            scripts.load(name).sha: name
+            for file in folder.iterdir()
+            if (name := file.name.removesuffix(".lua")) != file.name
+        }
         took = [
             (entry["duration"] / 1000, names.get(words[1].decode(), "another"))
             for entry in self._client.slowlog_get(100_000)
