@@ -30,6 +30,8 @@ RUNS = 5
 ROWS = 500
 #: A run that closes fewer orders a second has failed, after half a minute for a busy machine.
 SLOWEST = 200
+#: Calls before, so that every thread has a connection.
+WARM_CALLS = 32
 #: Other queues get so many: their rate does not depend on the number.
 PEER_COUNT = 4_000
 #: Most other queues start a process for each core.
@@ -101,6 +103,7 @@ def measure(options: common.Options) -> None:
             to_graphile=rate / graphile if graphile else None,
             runs=options.runs,
         )
+    two, batch = median(found[f"single{TWO}"]), median(found["batch"])
     for peer in peers:
         if rate := theirs.get(peer.name):
             common.report(
@@ -108,9 +111,11 @@ def measure(options: common.Options) -> None:
                 rate,
                 "orders/s",
                 case=peer.name,
+                peer=peer.name.removeprefix("orders-"),
+                ours=batch,
+                ours_to_peer=batch / rate,
                 single_to_peer=single / rate,
-                two_processes_to_peer=median(found[f"single{TWO}"]) / rate,
-                batch_to_peer=median(found["batch"]) / rate,
+                two_processes_to_peer=two / rate,
                 runs=len(found[peer.name]),
                 version=version(peer),
                 settings=peer.settings,
@@ -195,15 +200,16 @@ def _ours(task: Any, count: int, worker: list[str]) -> float:
 
     ids = _orders(count)
     with common.BenchWorker(*worker, topics=task.options.topic):
-        task.enqueue(0)  # connections are made, and a thread has worked
-        time.sleep(0.5)
+        topic = task.options.topic
+        task.enqueue_many((0,) for _ in range(WARM_CALLS * (task.options.batch or 1)))
+        assert common.wait_until(lambda: _left(topic) == 0, 30), "the worker does not work"
         due, at = common.stored_instant(1.5 + count / 10_000)
         task.using(due_at=at).enqueue_many((order_id,) for order_id in ids)
         assert time.time() < due, "enqueueing took longer than the head start"
         time.sleep(max(0.0, due - time.time()))
-        closed = common.wait_until(lambda: _left(task.options.topic) == 0, 30 + count / SLOWEST)
+        closed = common.wait_until(lambda: _left(topic) == 0, 30 + count / SLOWEST)
         took = time.time() - due
-    assert closed, f"{_left(task.options.topic):,} messages of {task.name} are left"
+    assert closed, f"{_left(topic):,} messages of {task.name} are left"
     assert not BenchOrder.objects.filter(state="pending").exists()
     return count / took
 

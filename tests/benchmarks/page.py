@@ -1,5 +1,4 @@
-"""Writes docs/benchmarks.md and its charts from the results: `python -m tests.benchmarks.page
-results.json`."""
+"""Writes docs/benchmarks.md and its charts: `python -m tests.benchmarks.page [results.json]`."""
 
 from __future__ import annotations
 
@@ -14,6 +13,8 @@ from tests.benchmarks import chart, sections
 from tests.benchmarks.results import Result, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = Path(__file__).with_name("results.json")
+"""What the page of the docs is made of."""
 
 
 def charts(results: Sequence[Result]) -> dict[str, str]:
@@ -114,9 +115,9 @@ def write(content: dict[str, Any], docs: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """RESULTS [--docs FOLDER]."""
+    """[RESULTS] [--docs FOLDER]."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.page")
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     options = parser.parse_args(arguments)
     write(load(options.results), options.docs)

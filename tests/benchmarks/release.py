@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from importlib.resources import files
 from typing import Any
 
 from tests.benchmarks import burst, common

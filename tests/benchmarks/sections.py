@@ -67,6 +67,8 @@ MEANINGS = {
     "kind, its repair, and another audit",
     "pipeline_lake": "the lake's table after 10,000 commits of eight files with past days compacted, and after 2,000 "
     "without: opening it, a commit, and planning a read of one day",
+    "pipeline_memory": "the highest resident memory of each job's driver, over 2,000,000 messages of 30 days and over ten "
+    "times as many of 300 days; the figure is how much more the larger takes",
     "pipeline_cluster": "the figures of a lake of 4,000,000 rows by `local[2]`, and by a standalone master with two workers "
     "of a core each, by turns; warm",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
@@ -75,21 +77,58 @@ MEANINGS = {
 FIELDS = {
     "p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms", "early": "early", "missing": "missing",
     "ran_twice": "ran twice", "cpu_percent": "% of a core", "rss_mb": "RSS MB", "growth_mb": "growth MB",
-    "highest": "highest", "lowest": "lowest", "against_first": "x the first", "p50_against_first": "p50 x the first",
-    "against_burst": "of the burst's rate", "longest_script_ms": "longest script ms",
-    "longest_script": "which",
-    "neighbour_p50_ms": "neighbour p50 ms", "neighbour_p99_ms": "neighbour p99 ms", "lost": "lost",
-    "against_single": "x single", "to_python_peers": "x best Python peer", "to_graphile": "x Graphile Worker",
-    "seconds": "s for all",
-    "drain_alone": "drain alone/s", "drain_beside": "drain beside/s", "drain_ratio": "beside / alone",
-    "in_flight": "in flight", "redis_cpu_percent": "Redis % of a core", "worker_cpu_us": "worker CPU us/message",
+    "highest": "highest", "lowest": "lowest", "against_first": "x the first", "worker_cpu_us": "worker CPU us/message",
 }  # fmt: skip
+"""Details that a workload may have, and their titles."""
+
+DETAILS = {
+    "idle": {"redis_cpu_percent": "Redis % of a core"},
+    "fleet": {"for_each_topic": "for each topic", "for_each_worker": "for each worker"},
+    "bodies": {"longest_ms": "longest of all runs ms"},
+    "archiving": {"drain_alone": "drain alone/s", "drain_beside": "drain beside/s", "drain_ratio": "beside / alone"},
+    "pruning": {"alone": "alone rows/s", "archived_meanwhile": "archived meanwhile rows/s"},
+    "orders": {"against_single": "x single", "seconds": "s for 20,000", "to_python_peers": "x best Python peer",
+               "to_graphile": "x Graphile Worker", "single_to_peer": "our single / peer",
+               "two_processes_to_peer": "our single, 2 processes / peer"},
+    "capacity": {"off_by": "off by", "cores": "cores"},
+    "growth": {"p50_against_first": "p50 x the first"},
+    "release": {"against_burst": "of the burst's rate", "longest_script_ms": "longest script ms",
+                "longest_script": "which", "neighbour_p50_ms": "neighbour p50 ms",
+                "neighbour_p99_ms": "neighbour p99 ms"},
+    "crash": {"lost": "lost", "in_flight": "in flight"},
+    "pages": {"queries": "queries", "median_ms": "median page ms"},
+    "pg_growth": {"against_empty": "of an empty table's rate", "slowest_page_ms": "slowest page ms",
+                  "median_page_ms": "median page ms", "prune_rows_per_second": "pruned rows/s",
+                  "partition_s": "s to partition"},
+    "overview": {"live_ms": "live ms", "topic_ms": "topic ms", "deep_ms": "deep ms",
+                 "dead_letters_ms": "dead letters ms"},
+    "many_topics": {"slowest": "which", "queries": "queries", "overview_ms": "overview ms",
+                    "overview_kb": "overview KB", "cold_ms": "first look of a process ms"},
+    "pipeline_read": {"peak_rss_mb": "RSS MB, Java and Python"},
+    "pipeline_export": {"of_raw_copy": "of a raw COPY", "bytes_per_row": "bytes/row",
+                        "peak_rss_mb": "RSS MB, Java and Python"},
+    "pipeline_stats": {"with_start_s": "with Spark's start s", "duckdb_s": "DuckDB s", "of_duckdb": "x DuckDB",
+                       "largest_error": "largest error of a percentile", "peak_rss_mb": "RSS MB, Java and Python"},
+    "pipeline_schedule": {"spark_s": "Spark s", "raw_s": "raw client s", "one_process_s": "`send --file` s",
+                          "one_process": "`send --file`, of a raw client", "rows_per_second": "rows/s",
+                          "added_again": "added again", "came_back": "came back"},
+    "pipeline_forecast": {"forecast_s": "forecast s", "scan_s": "scan s", "rows_written": "rows written"},
+    "pipeline_interval": {"differing": "rows that differ", "last_run_s": "last run s"},
+    "pipeline_audit": {"repair_s": "repair s", "again_s": "again s"},
+    "pipeline_lake": {"commits": "commits", "live_files": "files"},
+    "pipeline_cluster": {"local_s": "`local[2]` s", "of_local": "x local"},
+    "pipeline_memory": {"driver_mb_small": "driver MB", "driver_mb_large": "driver MB, ten times the rows",
+                        "java_mb_large": "Java MB, then", "executor_mb_large": "executor MB, then",
+                        "seconds_large": "s, then"},
+}  # fmt: skip
+"""Details of one workload."""
 
 NOTES = {
     "enqueue": "A peer's call may do less: huey's pushes to a list, and a worker moves the message to the schedule.",
     "burst": "Its worker had already run 500 messages. Early: by more than a millisecond, for some round to that.",
     "precision": "Who starts messages early has a small or negative lateness; that is a failure, not a figure.",
     "bytes": "20,000 messages and no worker: Celery's and huey's grow further once a worker has seen them.",
+    "orders": "Ours beside them is the batch.",
 }
 
 LIMITS = {
@@ -116,11 +155,15 @@ HEAD = """# Benchmarks
 A command makes this page from measured results; do not edit it. Measure your own machine:
 
 ```sh
-make bench                                          # all workloads, about an hour
+make bench                                          # all workloads, some hours
 make bench WORKLOADS="burst precision" PEERS=bullmq # some, and beside a peer: minutes for each
 .venv/bin/python -m tests.benchmarks --help         # --runs, --scale, --json FILE, --huge
-.venv/bin/python -m tests.benchmarks.page FILE      # this page
+.venv/bin/python -m tests.benchmarks.page FILE      # a page of your results
 ```
+
+This page is of `tests/benchmarks/results.json`. A workload that is measured anew replaces its part there
+(`--json tests/benchmarks/results.json`), so each says when it was measured. Compare ratios: machines are shared, and some
+hours are slower than others.
 
 Peers are installed from their registries into environments of their own under `.peers/`. Each run gets a fresh Redis, and
 peers alternate with ours (A B A B). All run the same body, which notes its number and the time in shared memory. The
@@ -163,8 +206,8 @@ def _warning(results: Sequence[Result]) -> str:
 def _machine(machine: Mapping[str, str], results: Sequence[Result]) -> str:
     rows = [[name.replace("_", " "), value] for name, value in machine.items() if value]
     if dates := sorted({one["date"] for one in results if "date" in one}):
-        rows.append(["oldest and newest run", f"{dates[0]}, {dates[-1]}"])
-    return "## Measured on\n\n" + table(["", ""], rows)
+        rows.append(["oldest and newest workload", f"{dates[0]}, {dates[-1]}"])
+    return "## Machine of the newest run\n\n" + table(["", ""], rows)
 
 
 def _overview(results: Sequence[Result]) -> str:
@@ -198,12 +241,8 @@ def _bars(results: Sequence[Result]) -> str:
         for bar in BARS
         if all(bar is not other for other, _ in found)
     ]
-    said = (
-        f"{missed} of {len(rows)} are missed in this run."
-        if missed
-        else f"All {len(rows)} are met in this run."
-    )
-    said += f" Not measured in this run: {'; '.join(unmeasured)}." if unmeasured else ""
+    said = f"{missed} of {len(rows)} are missed." if missed else f"All {len(rows)} are met."
+    said += f" Not measured: {'; '.join(unmeasured)}." if unmeasured else ""
     return f"## Bars\n\nAgreed before measuring. {said}\n\n" + table(
         ["workload", "what", "bar", "ours", "met"], rows
     )
@@ -219,7 +258,9 @@ def _workload(name: str, results: Sequence[Result]) -> str:
     mine, others = ours(results, name), peers(results, name)
     if not (mine or others):
         return ""
-    text = f"## {name}\n\n{MEANINGS[name][0].upper()}{MEANINGS[name][1:]}.\n"
+    meaning, times = MEANINGS[name].rstrip("."), {_measured(one) for one in (*mine, *others)}
+    said = f" Measured {', '.join(sorted(times))}." if any(times) else ""
+    text = f"## {name}\n\n{meaning[0].upper()}{meaning[1:]}.{said}\n"
     if mine:
         text += "\n" + _table_of(mine, ["case"] if any("case" in one for one in mine) else [])
         if "ceiling_is" in mine[0]:
@@ -234,15 +275,20 @@ def _workload(name: str, results: Sequence[Result]) -> str:
     return text
 
 
+def _measured(result: Result) -> str:
+    return f"{result['date'][:10]} ({result['commit']})" if "date" in result else ""
+
+
 def _table_of(rows: Sequence[Result], first: Sequence[str]) -> str:
     """First columns, figure, ceiling and ratio where there are any, details, runs."""
-    names = [*first, "figure", "ceiling", "ratio", *FIELDS, "runs"]
+    details = {**FIELDS, **DETAILS.get(rows[0]["workload"], {})}
+    names = [*first, "figure", "ceiling", "ratio", *details, "runs"]
     names = [name for name in names if name in first or any(name in one for one in rows)]
     titles = {
         "figure": rows[0]["unit"],
         "ours": "ours, same runs",
         "ours_to_peer": "ours / peer",
-        **FIELDS,
+        **details,
     }
     cells = [[_human(one.get(name)) for name in names] for one in rows]
     return table([titles.get(name, name) for name in names], cells)

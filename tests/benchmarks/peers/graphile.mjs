@@ -29,7 +29,8 @@ async function work() {
   };
   const runner = await run({
     connectionString, logger, concurrency: 24, maxPoolSize: 24, pollInterval: 100, noHandleSignals: true,
-    taskList: { noop },
+    // Jobs are fetched and completed in batches: without that it does a quarter of the rate.
+    preset: { worker: { localQueue: { size: 500 }, completeJobBatchDelay: 0 } }, taskList: { noop },
   });
   process.on("SIGTERM", async () => { await runner.stop(); process.exit(0); });
   await runner.promise;
