@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from django.core.cache import caches
 from django.db import close_old_connections, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 logger = logging.getLogger("delayq.worker")
+
+
+class _Made(threading.local):
+    connections: list[BaseDatabaseWrapper] | None = None
+    """Those that this thread has made; None where nobody notes them."""
+
+
+_made = _Made()
+
+
+def note_connections() -> None:
+    """At the start of a thread, note the connections that it makes, for renew_all(). To ask Django
+    for them after each message takes a twentieth of a task with one UPDATE."""
+    _made.connections = []
+    connection_created.connect(_note, dispatch_uid="delayq")
+
+
+def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
+    if _made.connections is not None and connection not in _made.connections:
+        _made.connections.append(connection)
 
 
 def make_caches() -> None:
@@ -29,7 +51,8 @@ def renew_all() -> None:
     """Between two pieces of work that follow each other: renew() for the connections of this
     thread. Never raises."""
     try:
-        for connection in connections.all(initialized_only=True):
+        made = _made.connections
+        for connection in connections.all(initialized_only=True) if made is None else made:
             renew(connection)
     except Exception:
         logger.exception("a database connection could not be closed")

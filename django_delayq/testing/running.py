@@ -149,7 +149,9 @@ class DueRunner:
         self._settler = Settler(self._shared, lambda outcomes: None)
         self._outcomes: list[Outcome] = []
         self._executor = _CommittingExecutor(self._shared, self._outcomes.append, failures)
-        self._batch_executor = _CommittingBatchExecutor(self._shared, self._executor)
+        self._batch_executor = _CommittingBatchExecutor(
+            self._shared, self._executor, self._outcomes.extend
+        )
         self._known: dict[str, Message] = {}
         """Messages that waited, by id: the claim of one that has expired gives only its id."""
         self.runs: list[TaskRun] = []

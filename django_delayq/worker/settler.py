@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from django.dispatch import Signal
 
@@ -123,6 +123,11 @@ class Settler(Service):
     def put(self, outcome: Outcome) -> None:
         """Settle this soon. Called by the threads that run tasks."""
         self._waiting.append(outcome)
+        self.sleeper.wake()
+
+    def put_all(self, outcomes: Iterable[Outcome]) -> None:
+        """Settle these soon, and together: one by one, the first would leave alone."""
+        self._waiting.extend(outcomes)
         self.sleeper.wake()
 
     @property

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from ..core.connections import close_all, close_broken, make_caches, renew_all
+from ..core.connections import (
+    close_all,
+    close_broken,
+    make_caches,
+    note_connections,
+    renew_all,
+)
 from ..core.log import log_failure
 
 logger = logging.getLogger("delayq.worker")
@@ -175,6 +181,7 @@ class ThreadPool(Generic[W]):
 
     def _work(self, slot: Slot[W]) -> None:
         make_caches()
+        note_connections()
         try:
             going_on = True
             while going_on:

@@ -184,10 +184,10 @@ class Worker:
     def release(self, leases: Sequence[Lease], later: bool = False) -> None:
         """Give messages back unrun, their attempt with them: due at once, or in a second or so."""
         now = time.monotonic()
-        for lease in leases:
-            outcome = Outcome(lease, None, Result.RELEASED, now)
-            outcome.delay_ms = random.randint(*AWAY_MS) if later else None
-            self.settler.put(outcome)
+        outcomes = [Outcome(lease, None, Result.RELEASED, now) for lease in leases]
+        for outcome in outcomes if later else ():
+            outcome.delay_ms = random.randint(*AWAY_MS)
+        self.settler.put_all(outcomes)
 
     def runs(self, lease: Lease) -> bool:
         """Whether its task runs now: not while it is buffered, nor while its result waits to be
@@ -285,7 +285,7 @@ class Worker:
         from .batches.batch_executor import BatchExecutor
         from .batches.gatherer import Gatherer
 
-        executor = BatchExecutor(self.shared, self.executor)
+        executor = BatchExecutor(self.shared, self.executor, self.settler.put_all)
         threads = self.options.concurrency
         return Gatherer(executor, self.event_loop, self.release, self._on_room, threads)
 

@@ -210,7 +210,7 @@ def test_the_span_of_a_batch_tells_no_secret_of_any_message(
     gathered = Gathered(gather_cards, 0.0)
     gathered.leases = hands.claim(Partition("gathers", 0))
     then.append(refuse)
-    BatchExecutor(hands.shared, hands.executor).run(gathered)
+    BatchExecutor(hands.shared, hands.executor, hands.settler.put_all).run(gathered)
     then.clear()
     (span,) = spans(exporter, SpanKind.CONSUMER)
     assert "[redacted], [redacted]" in span.to_json()

@@ -65,7 +65,7 @@ def run(
         gathered = Gathered(task, 0.0)
         by_id = {lease.id: lease for lease in leases}
         gathered.leases = [by_id[handle.identity] for handle in handles]
-        BatchExecutor(shared, executor).run(gathered)
+        BatchExecutor(shared, executor, outcomes.extend).run(gathered)
         named = dict(zip([handle.identity for handle in handles], values, strict=True))
         return {named[outcome.lease.id]: outcome for outcome in outcomes}
 
@@ -191,7 +191,7 @@ def test_message_that_does_not_fit_does_not_stop_the_others(run: Run, shared: Sh
     (lease,) = shared.store.claim(Partition("gathers", 0), 1).leases
     gathered = Gathered(gather, 0.0)
     gathered.leases = [damaged, lease]
-    BatchExecutor(shared, Executor(shared, ended.append)).run(gathered)
+    BatchExecutor(shared, Executor(shared, ended.append), ended.extend).run(gathered)
     assert [outcome.result for outcome in ended] == [Result.DEAD, Result.ACKED]
     assert [outcome.reason for outcome in ended] == ["undecodable", ""]
     assert good[0].identity == lease.id
@@ -382,7 +382,8 @@ def run_once(shared: Shared) -> Callable[..., list[Outcome]]:
         outcomes: list[Outcome] = []
         gathered = Gathered(count_many, 0.0)
         gathered.leases = leases
-        BatchExecutor(with_database, Executor(with_database, outcomes.append)).run(gathered)
+        executor = Executor(with_database, outcomes.append)
+        BatchExecutor(with_database, executor, outcomes.extend).run(gathered)
         return outcomes
 
     return run_batch

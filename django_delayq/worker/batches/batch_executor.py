@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
@@ -65,9 +65,12 @@ class _BatchMember:
 class BatchExecutor:
     """Turns a batch of leases into outcomes, one for each."""
 
-    def __init__(self, shared: Shared, executor: Executor) -> None:
+    def __init__(
+        self, shared: Shared, executor: Executor, settle_all: Callable[[Iterable[Outcome]], None]
+    ) -> None:
         self._shared = shared
         self._executor = executor
+        self._settle_all = settle_all
         layers = executor.middleware
         self._run_layers: Callable[[ResolvedBatch], Any] = (
             layers.call if layers else ResolvedBatch.call
@@ -114,14 +117,14 @@ class BatchExecutor:
 
     def _calls(self, gathered: Gathered, left: set[Lease]) -> Calls[_BatchMember]:
         """Read all messages. What cannot run has its outcome now."""
-        members: list[_BatchMember] = []
+        members, outcomes = list[_BatchMember](), list[Outcome]()
         for lease in gathered.leases:
             resolved, outcome = self._executor.resolve(lease)
             if resolved is None:
-                left.discard(lease)
-                self._executor.settle(outcome)
+                outcomes.append(outcome)
             else:
                 members.append(_BatchMember(lease, resolved))
+        self._settle(outcomes, left)
         return Calls(members)
 
     def _begin(self, part: Sequence[_BatchMember], left: set[Lease]) -> Sequence[_BatchMember]:
@@ -130,12 +133,11 @@ class BatchExecutor:
         now = time.monotonic()
         for lease in left:
             lease.started_at = now
-        if not any(member.lease.ended for member in part):
+        ended = [member.lease for member in part if member.lease.ended]
+        if not ended:
             return part
-        for member in part:
-            if member.lease.ended:  # another worker may run it
-                left.discard(member.lease)
-                self._executor.settle(Outcome(member.lease, None, Result.RELEASED, now))
+        # Another worker may run them.
+        self._settle([Outcome(lease, None, Result.RELEASED, now) for lease in ended], left)
         return [member for member in part if member.lease in left]
 
     def _perform(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> BaseException | None:
@@ -216,17 +218,21 @@ class BatchExecutor:
         raised: list[BaseException | None] = [error] * len(part)
         if error is None or isinstance(error, ControlFlow):
             raised = [member.verdict or error for member in part]
-        shown = _shown(part, raised)
-        for member, each in zip(part, raised, strict=True):
-            outcome = self._executor.classify(
-                member.lease, member.resolved, each, shown.get(id(each))
-            )
-            left.discard(member.lease)
-            self._executor.settle(outcome)
+        shown, classify = _shown(part, raised), self._executor.classify
+        outcomes = [
+            classify(member.lease, member.resolved, each, shown.get(id(each)))
+            for member, each in zip(part, raised, strict=True)
+        ]
+        self._settle(outcomes, left)
 
     def _fail(self, left: set[Lease], error: BaseException) -> None:
-        for lease in left:
-            self._executor.settle(self._executor.fail(lease, error))
+        self._settle([self._executor.fail(lease, error) for lease in left], left)
+
+    def _settle(self, outcomes: Sequence[Outcome], left: set[Lease]) -> None:
+        """All at once: one call of a script for up to 500 messages."""
+        left.difference_update([outcome.lease for outcome in outcomes])
+        if outcomes:
+            self._settle_all(outcomes)
 
 
 def _shown(
