@@ -463,6 +463,13 @@ def test_one_process_and_spark_go_on_where_the_other_has_stopped(
 # The sink
 
 
+def message_batch(places: list[tuple[str, int, int, bytes]]) -> pa.RecordBatch:
+    """Messages of a topic, a partition, a split and an id."""
+    rows = [(*place, None, "", messages.header(TASK), "[1]") for place in places]
+    columns = dict(zip(schemas.MESSAGES.names, map(list, zip(*rows, strict=True)), strict=True))
+    return pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
+
+
 @pytest.mark.parametrize("where", ["bulk_load.load", "find_many"])
 def test_a_call_that_cannot_be_sent_is_sent_again(
     split: Callable[[int], RedisStore], monkeypatch: pytest.MonkeyPatch, where: str
@@ -486,14 +493,34 @@ def test_a_call_that_cannot_be_sent_is_sent_again(
         monkeypatch.setattr(store, "find_many", breaks(store.find_many))
     else:
         monkeypatch.setattr(store.bulk_load, "load", lambda *given: breaks(load(*given)))
-    rows = [
-        ("crowd", 1, 0, bytes([number]) * 16, None, "", messages.header(TASK), "[1]")
-        for number in range(3)
-    ]
-    columns = dict(zip(schemas.MESSAGES.names, map(list, zip(*rows, strict=True)), strict=True))
-    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
+    batch = message_batch([("crowd", 1, 0, bytes([number]) * 16) for number in range(3)])
     done = Loader(store, spec()).run(iter([batch]))
     assert (done.rows, len(live(store)), len(broken) >= 3) == (3, 3, True)
+
+
+def test_two_splits_have_a_call_on_their_way_and_a_split_never_two(
+    crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, on_their_way, seen = crowd.bulk_load.load, list[int](), set[tuple[int, ...]]()
+
+    def watched(partition: Any, given: Any, split: int, *rest: Any) -> Callable[[], Any]:
+        begin = load(partition, given, split, *rest)
+
+        def begun() -> Callable[[], Any]:
+            on_their_way.append(split)
+            seen.add(tuple(sorted(on_their_way)))
+            read = begin()
+            return lambda: (on_their_way.remove(split), read())[1]
+
+        return begun
+
+    monkeypatch.setattr(crowd.bulk_load, "load", watched)
+    batches = [
+        message_batch([("crowd", 1, split, bytes([number, split]) * 8) for split in order])
+        for number, order in enumerate([(0, 1), (1, 0), (0,), (0,)])
+    ]
+    assert Loader(crowd, spec()).run(iter(batches)).rows == len(live(crowd)) == 6
+    assert (seen, on_their_way) == ({(0,), (0, 1)}, [])
 
 
 def test_a_partition_that_a_topic_has_not_is_no_place(crowd: RedisStore) -> None:

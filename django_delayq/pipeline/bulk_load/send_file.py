@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...core.conf import check_name
+from ...store.client import BATCH as CALL
 from ...store.store import RedisStore
 from .. import schemas
 from ..job_errors import Refused
@@ -82,7 +83,7 @@ class _FileRows:
         order = pc.sort_indices(
             self._made.select(["cell", "id"]), [("cell", "ascending"), ("id", "ascending")]
         )
-        self._order = order.filter(fits.take(order))
+        self._order = _by_turns(self._made.column("cell"), order.filter(fits.take(order)))
         sizes = pc.binary_length(self._made.column("body").cast(pa.binary())).filter(fits)
         total = pc.sum(self._made.column("hash").filter(fits).cast(pa.decimal128(38)))
         self.good = LoadTotals(
@@ -152,6 +153,15 @@ class _FileRows:
             (line, key, reason or f"its key stands {copies} times in the source", row)
             for line, key, reason, row, copies in zip(*columns, strict=True)
         )
+
+
+def _by_turns(cells: pa.ChunkedArray, order: pa.Array) -> pa.Array:
+    """Rows that are in the order of their cells, so that the cells take turns: each time with the
+    messages of a call. For the Loader, which sends the calls of a split one after the other."""
+    sorted_cells = cells.take(order).to_numpy()
+    firsts = np.flatnonzero(np.diff(sorted_cells, prepend=-1))
+    nth = np.arange(len(order)) - np.repeat(firsts, np.diff(firsts, append=len(order)))
+    return order.take(pa.array(np.argsort(nth // CALL, kind="stable")))
 
 
 def rejects_file(options: ScheduleOptions) -> Path:

@@ -31,6 +31,9 @@ T = TypeVar("T")
 #: How often a call is sent if its outcome is unknown, or if Redis is unavailable, and the seconds
 #: in between.
 TRIES, WAIT = 3, 1.0
+#: Calls of different splits that are on their way at once, so that Redis has the next one when it
+#: has answered one.
+AT_ONCE = 2
 
 
 class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +62,19 @@ class Written(NamedTuple):
 
 
 class Loader:
-    """Writes batches of Arrow. While Redis works on one call, the next one is prepared."""
+    """Writes batches of Arrow. While Redis works on some calls, the next one is prepared.
+
+    A split never has two calls on their way: if the later one came first, the fence would pass the
+    messages of the earlier one by.
+    """
 
     def __init__(self, store: RedisStore, spec: LoadSpec) -> None:
         self._store = store
         self._load = BulkLoad(spec.job, spec.fingerprint, spec.record_conflicts)
         self._names = {bytes.fromhex(code): name for code, name in spec.tasks.items()}
         self._due_ms = spec.due_ms
-        self._pending: Callable[[], LoadProgress] | None = None
+        self._pending: dict[tuple[Any, ...], Callable[[], LoadProgress]] = {}
+        """What reads the answer of a split's call, the oldest call first."""
         self._pace = Pace(spec.per_second)
         self._splits: dict[tuple[Any, ...], None] = {}
         self._rows = 0
@@ -84,11 +92,12 @@ class Loader:
                     for at in range(0, len(part), self._pace.batch):
                         self._send(split, part.slice(at, self._pace.batch))
                         tell(self._rows)
-            self._settle()
+            for split in list(self._pending):
+                self._settle(split)
         finally:
-            if self._pending is not None:
+            for read in self._pending.values():
                 with suppress(Exception):  # the error on its way up says more
-                    self._pending()
+                    read()
         return Written(list(self._splits), self._rows)
 
     def _send(self, split: tuple[Any, ...], rows: pa.RecordBatch) -> None:
@@ -102,9 +111,11 @@ class Loader:
         codes = {task_code_sent(header) for header in headers}
         tasks = {code: self._names[code] for code in codes if code in self._names}
         begin = self._store.bulk_load.load(partition, self._load, part, tasks, rest)
-        self._settle()
+        self._settle(split)
+        while len(self._pending) >= self._pace.at_once:
+            self._settle(next(iter(self._pending)))
         self._pace.wait()
-        self._pending = _repeated(begin)
+        self._pending[split] = _repeated(begin)
 
     def _without_elsewhere(self, partition: Any, messages: list[Any]) -> list[Any]:
         """The messages; one that lives in another partition has no record. A topic that once had
@@ -120,12 +131,11 @@ class Loader:
         elsewhere = {found.id for place, found in live if place != partition}
         return [(*message[:3], b"") if message[0] in elsewhere else message for message in messages]
 
-    def _settle(self) -> None:
-        """Read the answer of the call that was sent last."""
-        if (pending := self._pending) is None:
+    def _settle(self, split: tuple[Any, ...]) -> None:
+        """Read the answer of this split's call, if it has one."""
+        if (read := self._pending.pop(split, None)) is None:
             return
-        self._pending = None
-        loaded = pending()
+        loaded = read()
         self._pace.count(loaded.new)
         self._rows += loaded.new + loaded.skipped + loaded.same + loaded.kept
 
@@ -169,6 +179,8 @@ class Pace:
         self._began = self._next = time.monotonic()
         self.batch = BATCH if per_second is None else max(1, min(BATCH, int(per_second)))
         """Messages of a call: at most those of one second."""
+        self.at_once = AT_ONCE if per_second is None else 1
+        """Calls that may be on their way: the wait for the next one begins with an answer."""
 
     def wait(self) -> None:
         """Wait until the next messages may be sent."""
