@@ -298,6 +298,18 @@ def test_arguments_go_by_name_where_they_can(spark: Any) -> None:
     assert json.loads(row["body"]) == {"args": [5], "kwargs": {"c": 5, "d": 5, "more": 5}}
 
 
+def test_a_line_without_an_argument_by_position_is_refused_alone() -> None:
+    given = options(parameter("a", kind="positional"), parameter("b"), format="json", keyed=False)
+    columns = {"k": ['"1"', '"2"'], "a": [None, "[1]"], "b": ['"x"', '"\\u00e4"']}
+    rows = pa.RecordBatch.from_pydict(columns)
+    maker = MessageMaker(
+        planned=row_messages.plan(given, rows.schema), now=NOW, limit=LIMIT, partitions=4
+    )
+    found = maker.made(rows).select(["reason", "body"]).to_pylist()
+    assert [row["reason"] for row in found] == ["a is missing", None]
+    assert found[1]["body"] == '{"args":[[1]],"kwargs":{"b":"\\u00e4"}}'
+
+
 def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
     given = options(parameter("a"), spec={"priority": 2, "expires": "+5000"}, keyed=False)
     (row,) = made(spark, [("1", "x" * 150)], "k string, a string", given)

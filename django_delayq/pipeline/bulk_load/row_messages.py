@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...core.exceptions import UnserialisableArguments
 from ...core.message import Body, write_body
 from ...core.times import MAX_DELAY_MS
 from .. import schemas
@@ -403,7 +402,8 @@ class _CheckedRows:
             if raw is not None and not (raw == "null" and argument.nullable) and not fits(raw):
                 what = f"{argument.column} is {raw[:80]}"
                 self._refuse([at], f"{what}, and the task takes {argument.annotation}")
-            values.append(msgspec.UNSET if raw is None else msgspec.Raw(raw.encode()))
+            absent = None if argument.by_position else msgspec.UNSET
+            values.append(absent if raw is None else msgspec.Raw(raw.encode()))
         return values
 
     def bodies(
@@ -415,40 +415,38 @@ class _CheckedRows:
         """As enqueue() writes them. Arguments go by name where they can: whoever adds a parameter
         to the task before the messages are due breaks none of them."""
         attempts = self._options.task.max_attempts
-        keys = names if self._options.keyed else repeat(None)
+        keys = names if self._options.keyed else repeat(None, len(names))
         positional = [values for argument, values in arguments if argument.by_position]
         named = {
             argument.parameter: values for argument, values in arguments if not argument.by_position
         }
-        # Fields that are UNSET are left out: then the task has its default. A dict for each row
-        # takes longer.
-        fields = [f"field_{number}" for number in range(len(named))]
-        kwargs_of = msgspec.defstruct(
-            "Kwargs", fields, rename=dict(zip(fields, named, strict=True)), gc=False
-        )
-        unset = (msgspec.UNSET,) * len(named)
-
-        def written(at: int, key: str | None, args: Sequence[Any], values: Any) -> bytes:
-            kwargs: Any = {} if values == unset else kwargs_of(*values)
-            plain = not kwargs and key is None and attempts is None
-            try:
-                return write_body(
-                    args if plain else Body([*args], kwargs, key, max_attempts=attempts),
-                    sys.maxsize,
-                )
-            except UnserialisableArguments as error:
-                self._refuse([at], str(error))
-                return b""
-
-        args = zip(*positional, strict=True) if positional else repeat(())
-        kwargs = zip(*named.values(), strict=True) if named else repeat(())
-        bodies = list(map(written, range(len(names)), keys, args, kwargs))
+        # No frame of Python for a row, and no body that outlives its row, since the garbage
+        # collector would look at all of them: each would double the time.
+        args = map(list, zip(*positional, strict=True)) if positional else repeat([])
+        kwargs = self._kwargs(named) if named else repeat({})
+        contents: Iterator[Any] = map(Body, args, kwargs, keys, repeat({}), repeat(attempts))
+        if not self._options.keyed and attempts is None:
+            contents = (content if content.kwargs else content.args for content in contents)
+        bodies = list(map(write_body, contents, repeat(sys.maxsize)))
         found = pa.array(bodies, pa.binary())
         sizes = pc.binary_length(found)
         for at in json_values.true_at(pc.greater(sizes, limit)):
             what = f"its arguments take {sizes[at].as_py():,} bytes, the limit is {limit:,}"
             self._refuse([at], what)
         return found
+
+    def _kwargs(self, named: Mapping[str, list[Any]]) -> Iterator[Any]:
+        """The named arguments of each row. Fields that are UNSET are left out: then the task has
+        its default. A dict for each row takes longer."""
+        fields = [f"field_{number}" for number in range(len(named))]
+        kwargs_of = msgspec.defstruct(
+            "Kwargs", fields, rename=dict(zip(fields, named, strict=True)), gc=False
+        )
+        if not self._is_json:
+            return map(kwargs_of, *named.values())
+        unset = (msgspec.UNSET,) * len(named)
+        rows = zip(*named.values(), strict=True)
+        return ({} if values == unset else kwargs_of(*values) for values in rows)
 
     def _refuse(self, rows: Iterable[int], reason: str) -> None:
         for at in rows:
