@@ -18,8 +18,8 @@ ROWS = 1_000_000
 PARTITIONS = 4
 FINISHED = 4_000
 RUNS = 3
-#: Seconds of the whole job in a running session, Redis on the same machine.
-#: Part of the rate of a client that sends the same scripts, ready-made, and does nothing else.
+#: Of the whole job in a running session, Redis on the same machine: part of the rate of a client
+#: that sends the same scripts, ready-made, and does nothing else.
 BAR_RATIO = 0.8
 #: Of the job that adds nothing any more, and of that whose tasks are killed: what they must add.
 BAR_AGAIN = 0
@@ -30,15 +30,18 @@ def main(arguments: list[str]) -> None:
     options = common.options(arguments, RUNS)
     rows = options.scaled(ROWS, 2_000)
     folder = tempfile.TemporaryDirectory(prefix="delayq-schedule-")
-    with common.bench_server() as server, folder as name, session() as spark:
-        path = str(Path(name, "rows"))
-        source(spark, path, rows)
-        schedule(spark, server.url, path, "warm-up")
-        measure(spark, server, path, rows, options.runs)
-        killed(spark, server, path, rows)
+    with common.bench_server() as server, folder as name:
+        begun = time.perf_counter()
+        with session() as spark:
+            start_s = time.perf_counter() - begun
+            path = str(Path(name, "rows"))
+            source(spark, path, rows)
+            schedule(spark, server.url, path, "warm-up")
+            measure(spark, server, path, rows, options.runs, start_s)
+            killed(spark, server, path, rows)
 
 
-def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
+def measure(spark: Any, server: Any, path: str, rows: int, runs: int, start_s: float) -> None:
     """The whole job, beside a raw client and `send --file`, by turns; the same again; again when
     some have finished."""
     seconds, alone, raw, added = [], [], [], 0
@@ -55,7 +58,8 @@ def measure(spark: Any, server: Any, path: str, rows: int, runs: int) -> None:
     common.report(
         "pipeline_schedule", bare / common.median(seconds), "of the rate of a raw client", case="against raw",
         bar_ratio=BAR_RATIO, spark_s=common.median(seconds), raw_s=bare, one_process=bare / ours,
-        one_process_s=ours, rows=rows,
+        one_process_s=ours, start_s=start_s, with_start=bare / (start_s + common.median(seconds)),
+        rows=rows,
     )  # fmt: skip
     used = server.client().info("memory")["used_memory"]
     last = f"run-{runs - 1}"
