@@ -39,11 +39,11 @@ class Costs:
     message_bytes: int = 230
     """Memory of Redis for a waiting message, without its arguments."""
     archived_rows: Mapping[str, float] = field(
-        default_factory=lambda: {"postgresql": 16_600, "mysql": 7_700, "sqlite": 25_600}
+        default_factory=lambda: {"postgresql": 54_000, "mysql": 22_600, "sqlite": 53_800}
     )
     """Rows that one archiver inserts in a second, by the vendor of the database."""
     row_bytes: Mapping[str, int] = field(
-        default_factory=lambda: {"postgresql": 560, "mysql": 720, "sqlite": 560}
+        default_factory=lambda: {"postgresql": 413, "mysql": 446, "sqlite": 510}
     )
     """Disk of a row of the archive with its indexes, without the arguments."""
     lake_row_bytes: int = 60

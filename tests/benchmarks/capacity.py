@@ -286,7 +286,9 @@ def _table_bytes(connection: Any) -> int:
         "postgresql": f"SELECT pg_total_relation_size('{table}')",
         "mysql": "SELECT data_length + index_length FROM information_schema.tables "
         f"WHERE table_schema = DATABASE() AND table_name = '{table}'",
-        "sqlite": "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()",
+        # What was deleted before has left free pages.
+        "sqlite": "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()",
     }
     with connection.cursor() as cursor:
         if connection.vendor == "mysql":
