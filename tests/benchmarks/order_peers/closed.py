@@ -18,7 +18,7 @@ from tests.benchmarks.peers.catalogue import ROOT, Peer
 from tests.benchmarks.peers.session import PeerFailedError, postgres_url
 from tests.servers import launcher
 
-#: Seconds for a worker to close its first order, and for each thousand of them.
+#: Seconds for a worker to close its first orders, and for each thousand of them.
 START, EACH_THOUSAND = 60, 60
 #: An eighth is closed before its time begins: its threads have connections then.
 WARM_PART = 8
