@@ -276,6 +276,11 @@ class OutcomeUnknown(StoreError):
     """The connection broke before the answer came: Redis may have executed the call or not."""
 
 
+class LoadLost(StoreError):
+    """Redis has lost messages of a load that it had taken, as after a failover, a power cut or a
+    FLUSHALL."""
+
+
 class NotReplicated(OutcomeUnknown):
     """The messages are stored, but too few replicas have them (WAIT_REPLICAS): a failover may lose
     them."""

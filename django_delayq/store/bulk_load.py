@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from operator import add
 from typing import Any, NamedTuple
 
 from ..core.chunks import chunked, chunked_by_weight
-from ..core.exceptions import FenceChanged
+from ..core.exceptions import FenceChanged, LoadLost
 from . import keys
 from .client import BATCH_BYTES, Read, RedisClient
 from .keys import Partition
@@ -64,35 +64,40 @@ class BulkLoader:
         split: int,
         tasks: Mapping[bytes, str],
         messages: Sequence[Loadable],
+        passed: bytes = b"",
     ) -> Callable[[], Callable[[], LoadProgress]]:
         """- -> delayed for at most 500 messages of a split, ids ascending; without any, it only
         opens the fence.
 
         Nothing is sent yet. The function that is returned sends the call, as often as it is called:
         to send it again is safe. It returns a function that reads the answer and must be called,
-        once; that one raises FenceChanged.
+        once; that one raises FenceChanged, and LoadLost when the fence has not passed `passed`: the
+        last id of the call before, which was answered.
         """
-        head: list[Any] = [split, load.fingerprint, int(load.record_conflicts), len(tasks)]
-        for code, name in tasks.items():
-            head += (code.hex(), name)
+        names = [text for code, name in tasks.items() for text in (code.hex(), name)]
         fence = keys.fence_key(self._client.prefix, partition, load.job)
         script_keys = (*keys.partition_keys(self._client.prefix, partition), fence)
 
-        def packed(part: Sequence[Loadable]) -> Callable[[], Callable[[], Any]]:
+        def packed(part: Sequence[Loadable], passed: bytes) -> Callable[[], Callable[[], Any]]:
+            notes = int(load.record_conflicts)
+            head = (split, load.fingerprint, notes, passed, len(tasks), *names)
             return self._client.packed("load", script_keys, chain(head, *part))
 
         parts = [*chunked_by_weight(messages, lambda one: len(one[3]), BATCH_BYTES)]
-        first = packed(parts[0] if parts else ())
+        first = packed(parts[0] if parts else (), passed)
 
         def begin() -> Callable[[], LoadProgress]:
             answer = first()
-            return lambda: read(chain([answer()], (packed(part)()() for part in parts[1:])))
+            others = (packed(part, before[-1][0])()() for before, part in pairwise(parts))
+            return lambda: read(chain([answer()], others))
 
         def read(answers: Iterable[Any]) -> LoadProgress:
             counts = [0] * 5
             for word, *rest in answers:
                 if word == b"CHANGED":
                     raise FenceChanged(f"{FenceChanged.meaning()} ({load.job}: {rest[0].decode()})")
+                if word == b"LOST":
+                    raise LoadLost
                 began_ms, *some = map(int, rest)
                 counts = [began_ms, *map(add, counts[1:], some)]
             # Not in the script: a client that only writes should not decide when Redis forgets

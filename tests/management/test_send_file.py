@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pyarrow import parquet
 from django_delayq import topic_stats
 from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.pipeline.bulk_load import send_file
+from django_delayq.pipeline.sinks import loader
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -124,6 +126,29 @@ call_command("delayq", "send", {CROWD!r}, "--file", {rows!r}, "--key", "k")
     assert (added + before_it, live) == (ROWS, 0)
     assert len(bodies(crowd)) == ROWS - finished
     assert counts(send(rows)) == (0, 0, ROWS)
+
+
+@pytest.mark.parametrize("call", [4, 30], ids=["within a split", "after a partition"])
+def test_what_redis_loses_meanwhile_is_said_and_sent_again(
+    crowd: RedisStore, rows: str, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    send_part, calls = loader.Loader._send, count(1)
+    keys_of_first = f"{crowd.client.prefix}:{{crowd:0}}:*"
+
+    def lose_before(self: Any, *part: Any) -> None:
+        if next(calls) == call:
+            crowd.client.redis.delete(*crowd.client.redis.scan_iter(keys_of_first))
+        send_part(self, *part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "BATCH", 50)
+        patch.setattr(loader.Loader, "_send", lose_before)
+        with pytest.raises(CommandError, match=r"lost messages.*the same job again adds the rest"):
+            send(rows)
+    assert len(bodies(crowd)) < ROWS
+    added, live, before_it = counts(send(rows))
+    assert (added + before_it, live) == (ROWS, 0)
+    assert len(bodies(crowd)) == ROWS
 
 
 def test_another_file_under_the_same_name_is_refused(crowd: RedisStore, rows: str) -> None:

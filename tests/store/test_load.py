@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from django_delayq.core.exceptions import FenceChanged, StoreError, StoreFull
+from django_delayq.core.exceptions import FenceChanged, LoadLost, StoreError, StoreFull
 from django_delayq.core.message import Priority, new_ids
 from django_delayq.core.times import When
 from django_delayq.store import bulk_load, keys
@@ -47,10 +47,15 @@ def loadable(
 
 
 def load(
-    store: RedisStore, *ids: bytes, split: int = 0, as_load: BulkLoad = LOAD, **fields: str
+    store: RedisStore,
+    *ids: bytes,
+    split: int = 0,
+    as_load: BulkLoad = LOAD,
+    passed: bytes = b"",
+    **fields: str,
 ) -> LoadProgress:
     messages = [loadable(one, **fields) for one in ids]  # type: ignore[arg-type]
-    return store.bulk_load.load(PARTITION, as_load, split, TASKS, messages)()()
+    return store.bulk_load.load(PARTITION, as_load, split, TASKS, messages, passed)()()
 
 
 def counts(loaded: LoadProgress) -> tuple[int, ...]:
@@ -100,6 +105,22 @@ def test_a_load_goes_on_where_it_was_cut_off(store: RedisStore) -> None:
     load(store, *ids[:2])
     assert counts(load(store, *ids)) == (3, 2, 0, 0)
     assert live(store) == set(ids)
+
+
+def test_a_load_does_not_pass_messages_that_redis_has_lost(store: RedisStore) -> None:
+    ids = ids_of(3)
+    load(store, ids[0])
+    for lost in ids[1], ids[2]:  # the fence knows of less, as after a failover
+        before = dump(store)
+        with pytest.raises(LoadLost, match="failover"):
+            load(store, ids[2], passed=lost)
+        assert dump(store) == before
+    assert counts(load(store, *ids, passed=ids[0])) == (2, 1, 0, 0)
+
+    store.client.redis.delete(keys.fence_key(store.client.prefix, PARTITION, "night"))
+    with pytest.raises(LoadLost):
+        load(store, ids[2], passed=ids[1])
+    assert store.bulk_load.fences([PARTITION], "night")[0] == {}
 
 
 @pytest.mark.parametrize("at", [0, 5, 6, 11, 12, 15])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...core.chunks import chunked
-from ...core.exceptions import DelayQError, StoreError
+from ...core.exceptions import DelayQError, LoadLost, StoreError
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
@@ -52,8 +52,12 @@ class Fences(NamedTuple):
 
     def added(self, before: Mapping[str, int], rows: int) -> dict[str, int]:
         """What this run has done, for its report. The fences count it: they also know of tasks of
-        Spark that failed."""
-        done = {name: count - before[name] for name, count in self.counts().items()}
+        Spark that failed. Raises LoadLost when they know of fewer messages than the load has: then
+        the same load again adds those that Redis has lost."""
+        counts = self.counts()
+        if sum(counts.values()) < rows:
+            raise LoadLost
+        done = {name: count - before[name] for name, count in counts.items()}
         live = done["same"] + done["kept"]
         return {
             "added": done["new"],
@@ -72,7 +76,7 @@ class Fences(NamedTuple):
                 raise found from error
             progress = ""
             with suppress(StoreError):
-                new = self.counts()["new"] - before["new"]
+                new = max(0, self.counts()["new"] - before["new"])
                 progress = (
                     f" {new:,} of {rows:,} messages were added before that; the same job again "
                     f"adds the rest."
@@ -104,7 +108,7 @@ class Fences(NamedTuple):
         before, rows = self.counts(), spec.rows or 0
         with self.reporting(before, rows):
             write(msgspec.structs.replace(spec, due_ms=self.open(spec) + delay_ms))
-        return self.added(before, rows)
+            return self.added(before, rows)
 
     def open(self, spec: LoadSpec) -> int:
         """From when on delays count: the beginning of the first run, in ms. Raises FenceChanged,

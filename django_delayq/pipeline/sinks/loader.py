@@ -76,7 +76,8 @@ class Loader:
         self._pending: dict[tuple[Any, ...], Callable[[], LoadProgress]] = {}
         """What reads the answer of a split's call, the oldest call first."""
         self._pace = Pace(spec.per_second)
-        self._splits: dict[tuple[Any, ...], None] = {}
+        self._splits: dict[tuple[Any, ...], bytes] = {}
+        """The last id of each split that was sent."""
         self._rows = 0
 
     def run(
@@ -88,7 +89,6 @@ class Loader:
             for batch in batches:
                 for part in _of_splits(batch):
                     split = tuple(part.column(name)[0].as_py() for name in SPLIT)
-                    self._splits[split] = None
                     for at in range(0, len(part), self._pace.batch):
                         self._send(split, part.slice(at, self._pace.batch))
                         tell(self._rows)
@@ -110,8 +110,11 @@ class Loader:
         headers = rows.column("header").unique().to_pylist()
         codes = {task_code_sent(header) for header in headers}
         tasks = {code: self._names[code] for code in codes if code in self._names}
-        begin = self._store.bulk_load.load(partition, self._load, part, tasks, rest)
+        # By the call before, which is settled before this one is sent.
+        passed = self._splits.get(split, b"")
+        begin = self._store.bulk_load.load(partition, self._load, part, tasks, rest, passed)
         self._settle(split)
+        self._splits[split] = messages[-1][0]
         while len(self._pending) >= self._pace.at_once:
             self._settle(next(iter(self._pending)))
         self._pace.wait()
