@@ -58,7 +58,9 @@ def test_a_csv_of_many_blocks_keeps_its_lines(tmp_path: Path) -> None:
 
 def test_json_lines_keep_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"k": 1, "a": 1e3}\n\n[1]\r\n{"k": "x", "b": null}\n{"k": "\xff"}')
+    path.write_bytes(
+        b'\xef\xbb\xbf{"k": 1, "a": 1e3}\n\n[1]\r\n{"k": "x", "b": null}\n{"k": "\xff"}'
+    )
     assert read(path, "json") == [
         (1, {"k": "1", "a": "1e3"}),
         (3, {CORRUPT: "[1]"}),

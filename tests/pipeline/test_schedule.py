@@ -283,7 +283,8 @@ def test_csv_and_json_lines(job: Job, crowd: RedisStore, tmp_path: Path) -> None
     assert due == FAR.timestamp() * 1000
 
     lines.write_text(
-        '{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n{"k": "b", "number": 6}\n'
+        '\ufeff{"k": "a", "number": 5, "note": ["x", {"y": null}]}\nnot json\n \t\n'
+        '{"k": "b", "number": 6}\n'
     )
     report = job(str(lines), format="json", job="lines", rejects=str(tmp_path / "rejects"))
     assert (report.figures["refused"], report.figures["added"]) == (1, 2)

@@ -3,6 +3,7 @@ of each."""
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -206,8 +207,11 @@ class JsonRows:
             yield Lines(pa.RecordBatch.from_arrays(arrays, schema=self.schema), batch.lines)
 
     def _lines(self) -> Iterator[Lines]:
-        """The lines that are not blank, as bytes."""
+        """The lines that are not blank, as bytes. A mark of UTF-8 at the beginning of the file is
+        skipped, as Spark does it."""
         with Path(self._path).open("rb") as file:
+            if file.read(len(BOM_UTF8)) != BOM_UTF8:
+                file.seek(0)
             numbered = ((at, line) for at, line in enumerate(file, 1) if line.strip())
             for page in chunked(numbered, BATCH):
                 lines, texts = zip(*page, strict=True)

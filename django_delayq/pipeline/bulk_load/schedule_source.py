@@ -61,7 +61,7 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
     fields = arrow_function(fields_of, T.MapType(T.StringType(), T.StringType()))(
         line.cast("binary")
     )
-    parsed = spark.read.text(path).where(F.trim(line) != "").select(line, fields.alias("fields"))
+    parsed = spark.read.text(path).where(line.rlike(r"\S")).select(line, fields.alias("fields"))
     found = parsed.select(F.explode(F.map_keys("fields"))).distinct().collect()
     names = sorted(row[0] for row in found)
     same = {
