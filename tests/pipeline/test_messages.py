@@ -84,6 +84,12 @@ def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> li
     return found
 
 
+def without_spark(given: ScheduleOptions, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as messages, for the same topic."""
+    plan = row_messages.plan(given, rows.schema)
+    return MessageMaker(planned=plan, now=NOW, limit=LIMIT, partitions=4).made(rows)
+
+
 def reasons(found: list[Any]) -> dict[str, str | None]:
     return {row["name"]: row["reason"] for row in found}
 
@@ -301,11 +307,7 @@ def test_arguments_go_by_name_where_they_can(spark: Any) -> None:
 def test_a_line_without_an_argument_by_position_is_refused_alone() -> None:
     given = options(parameter("a", kind="positional"), parameter("b"), format="json", keyed=False)
     columns = {"k": ['"1"', '"2"'], "a": [None, "[1]"], "b": ['"x"', '"\\u00e4"']}
-    rows = pa.RecordBatch.from_pydict(columns)
-    maker = MessageMaker(
-        planned=row_messages.plan(given, rows.schema), now=NOW, limit=LIMIT, partitions=4
-    )
-    found = maker.made(rows).select(["reason", "body"]).to_pylist()
+    found = without_spark(given, pa.RecordBatch.from_pydict(columns)).to_pylist()
     assert [row["reason"] for row in found] == ["a is missing", None]
     assert found[1]["body"] == '{"args":[[1]],"kwargs":{"b":"\\u00e4"}}'
 
@@ -372,6 +374,16 @@ def test_options_that_fit_no_column_are_refused_at_the_start(
     ).schema
     with pytest.raises(Refused, match=words):
         planned(options(parameter("amount"), **changes), schema)
+
+
+@pytest.mark.parametrize("name", ["k", "x"])
+def test_several_columns_of_one_name_are_refused_where_it_counts(name: str) -> None:
+    names = ["k", "x", name]
+    rows = pa.RecordBatch.from_arrays([pa.array(["1"])] * 3, names=names)
+    with pytest.raises(Refused, match=f"several columns '{name}' for the"):
+        without_spark(options(parameter("x")), rows)
+    other = "x" if name == "k" else "k"
+    assert len(without_spark(options(key=other), rows)) == 1
 
 
 def test_a_parameter_by_position_needs_those_before_it(spark: Any) -> None:
@@ -510,6 +522,28 @@ def test_a_row_that_is_refused_is_given_back_whole(spark: Any) -> None:
         ("its key stands 2 times in the source", 6),
         ("its key stands 2 times in the source", 7),
     ]
+
+
+def test_a_row_is_given_back_without_a_value_that_python_cannot_have() -> None:
+    point = pa.struct([("x", pa.int64())])
+    rows = pa.record_batch(
+        {"k": [None, "2"], "x": [1, 2], "m": pa.array([[({"x": 1}, 1)]] * 2, pa.map_(point, "int64"))}
+    )  # fmt: skip
+    found = without_spark(options(), rows).to_pylist()
+    assert [(row["reason"], row["row"]) for row in found] == [
+        ("its key is null", '{"x":1}'),
+        (None, None),
+    ]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_a_time_far_ahead_is_refused_and_no_other_time_is_sent(unit: str) -> None:
+    most = 2**63 // 1000 - 1 if unit == "s" else 2**63 - 1  # Parquet keeps seconds as milliseconds
+    times = pa.array([most, 0], pa.timestamp(unit, "Asia/Kolkata"))
+    rows = pa.record_batch({"k": ["1", "2"], "at": times})
+    found = without_spark(options(parameter("at", "datetime")), rows).to_pylist()
+    assert [row["reason"] for row in found] == [f"at {json_values.NOT_JSON}", None]
+    assert json.loads(found[1]["body"])["kwargs"] == {"at": "1970-01-01T00:00:00Z"}
 
 
 # Types without rows

@@ -22,6 +22,8 @@ _FIXES = {
     "decimal": "as text, or as a double",
     "binary": "as text in base64",
 }
+#: What Arrow raises for a value that Python cannot have. UnicodeDecodeError is a ValueError.
+NOT_IN_PYTHON = (ValueError, ArithmeticError, KeyError, TypeError)
 NOT_JSON = "has a value that JSON has not (NaN, infinite, not UTF-8)"
 
 
@@ -84,22 +86,25 @@ def _leaves(kind: pa.DataType, name: str = "") -> Iterator[tuple[str, pa.DataTyp
 
 def values_of(column: pa.Array) -> tuple[list[Any], list[int]]:
     """The values as Python has them, and which of them it cannot have: text that is not UTF-8, a
-    date beyond its calendar. These are None."""
+    date beyond its calendar, a map whose keys are structs. These are None."""
     if pa.types.is_timestamp(column.type):
         zone = None if column.type.tz is None else "UTC"
-        column = column.cast(pa.timestamp("us", zone), safe=False)
+        # Python has no nanoseconds. Other units stay: in microseconds, a time far ahead would
+        # become one of long ago.
+        unit = "us" if column.type.unit == "ns" else column.type.unit
+        column = column.cast(pa.timestamp(unit, zone), safe=False)
     # Arrow reads plain values five times as fast without this.
     given: Any = {"maps_as_pydicts": "strict"} if pa.types.is_nested(column.type) else {}
     try:
         return column.to_pylist(**given), []
-    except (ValueError, ArithmeticError, KeyError):  # UnicodeDecodeError is a ValueError
+    except NOT_IN_PYTHON:
         pass
     values: list[Any] = []
     wrong = []
     for at, one in enumerate(column):
         try:
             values.append(one.as_py(**given))
-        except (ValueError, ArithmeticError, KeyError):
+        except NOT_IN_PYTHON:
             values.append(None)
             wrong.append(at)
     return values, wrong

@@ -205,6 +205,8 @@ def _column(schema: pa.Schema, name: str, what: str) -> pa.Field:
             f"The source has no column {name!r} for {what}.{_near(name, schema.names)} "
             f"It has {', '.join(schema.names)}."
         )
+    if schema.names.count(name) > 1:
+        raise Refused(f"The source has several columns {name!r} for {what}: rename the others.")
     return schema.field(name)
 
 
