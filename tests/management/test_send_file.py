@@ -128,6 +128,12 @@ call_command("delayq", "send", {CROWD!r}, "--file", {rows!r}, "--key", "k")
     assert counts(send(rows)) == (0, 0, ROWS)
 
 
+def test_all_bodies_together_may_be_more_than_2_gib() -> None:
+    """Then Arrow takes no rows of a column of strings: "offset overflow". A file of that size would
+    take minutes here."""
+    assert pa.types.is_large_string(send_file.READ.field("body").type)
+
+
 @pytest.mark.parametrize("call", [4, 30], ids=["within a split", "after a partition"])
 def test_what_redis_loses_meanwhile_is_said_and_sent_again(
     crowd: RedisStore, rows: str, monkeypatch: pytest.MonkeyPatch, call: int

@@ -33,8 +33,10 @@ from .row_messages import MADE, MessageMaker
 Progress = Callable[[str, int, int], object]
 #: Messages that are handed to the Loader at a time.
 BATCH = 10_000
-#: MADE with the line of each row: see row_files.Lines.
-READ = MADE.append(pa.field("line", pa.int64()))
+#: MADE with the line of each row: see row_files.Lines. All bodies together may be more than 2 GiB.
+READ = MADE.append(pa.field("line", pa.int64())).set(
+    MADE.get_field_index("body"), pa.field("body", pa.large_string())
+)
 
 
 def send_file(
@@ -84,7 +86,7 @@ class _FileRows:
             self._made.select(["cell", "id"]), [("cell", "ascending"), ("id", "ascending")]
         )
         self._order = _by_turns(self._made.column("cell"), order.filter(fits.take(order)))
-        sizes = pc.binary_length(self._made.column("body").cast(pa.binary())).filter(fits)
+        sizes = pc.binary_length(self._made.column("body").cast(pa.large_binary())).filter(fits)
         total = pc.sum(self._made.column("hash").filter(fits).cast(pa.decimal128(38)))
         self.good = LoadTotals(
             len(self._order), pc.sum(sizes).as_py() or 0, str(total.as_py() or 0)
@@ -135,12 +137,8 @@ class _FileRows:
         batches = []
         read = 0
         for rows, lines in self._file.batches():
-            made = self._maker.made(rows)
-            batches.append(
-                pa.RecordBatch.from_arrays(
-                    [*made.columns, pa.array(lines, pa.int64())], schema=READ
-                )
-            )
+            made = self._maker.made(rows).append_column("line", pa.array(lines, pa.int64()))
+            batches.append(made.cast(READ))
             read += len(rows)
             self._progress(f"{read:,} rows read", read, self._file.size)
         return pa.Table.from_batches(batches, READ)

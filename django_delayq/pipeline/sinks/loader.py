@@ -162,9 +162,10 @@ def load_arguments(
     """A batch of Arrow as the arguments of load.lua: id, due time, expires and record of each row.
     `due_ms`: of rows without a due time. Longer bodies than `compress_above` are compressed."""
     due = pc.fill_null(rows.column("due_ms"), due_ms).cast(pa.string())
-    header, body = rows.column("header"), rows.column("body").cast(pa.binary())
+    large = pa.large_binary()
+    header, body = (rows.column(name).cast(large) for name in ("header", "body"))
     if (pc.max(pc.binary_length(body)).as_py() or 0) <= compress_above:
-        records = pc.binary_join_element_wise(header, body, b"").to_pylist()
+        records = pc.binary_join_element_wise(header, body, pa.scalar(b"", large)).to_pylist()
     else:
         records = [
             encode_record(*parts, compress_above)
