@@ -444,6 +444,24 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
 
 
 @pytest.mark.long
+def test_one_process_and_spark_read_the_same_of_csv(
+    job: Job, crowd: RedisStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffk,number,note\n1,1,""\n2,2,\n\n3,3,"a ""b""\n, c"\n')
+    assert counts(job(str(path), format="csv")) == (3, 0, 0)
+    notes = {
+        key: decode_body(record.flags, record.body, b"").kwargs["note"]
+        for key, (_, record) in live(crowd).items()
+    }
+    assert notes == {
+        key_id("crowd", key): note for key, note in (("1", ""), ("2", None), ("3", 'a "b"\n, c'))
+    }
+    options = ScheduleOptions(job="night", task=TASK, source=str(path), format="csv", key="k")
+    assert counts(send_file(crowd, options, lambda *step: None)) == (0, 0, 3)
+
+
+@pytest.mark.long
 def test_one_process_and_spark_go_on_where_the_other_has_stopped(
     job: Job, crowd: RedisStore, parquet: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,10 @@ from .message_frames import arrow_function
 from .row_files import fields_of
 from .row_messages import CORRUPT
 
+#: What nothing between two commas is for Spark's reader of CSV, instead of the empty text: so that
+#: the empty text is not null, too.
+ABSENT = "\0\0"
+
 
 def read_source(spark: SparkSession, options: ScheduleOptions, database: Database) -> DataFrame:
     """Its rows. Text that is no row of its format has the column CORRUPT set. Raises Refused."""
@@ -40,7 +44,7 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
 
 def _csv(spark: SparkSession, path: str) -> DataFrame:
     """All columns are text: what looks like a number may be a code with zeros in front. The first
-    line names them."""
+    line names them. Nothing between two commas is null, and "" is the empty text."""
     options: dict[str, Any] = {
         "header": True,
         "escape": '"',
@@ -49,7 +53,7 @@ def _csv(spark: SparkSession, path: str) -> DataFrame:
     }
     names = spark.read.options(**options).csv(path).columns
     fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT]]
-    options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "nullValue": ABSENT}
     return spark.read.options(**options).schema(T.StructType(fields)).csv(path)
 
 
