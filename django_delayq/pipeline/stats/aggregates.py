@@ -394,31 +394,29 @@ def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Mapping[str, Any]]:
     """AGGREGATES in any order -> rows of SPANS, day after day. It holds about twice as many
     aggregates as there are keys, however many rows are counted, and adds up those of one day."""
-    days: dict[int, _Kept] = defaultdict(_Kept)
+    days: dict[int, list[pa.RecordBatch]] = defaultdict(list)
+    rows, most = 0, ADDED
     for batch in aggregates:
         day_of = batch["at"].to_numpy() // DAY
         for day in np.unique(day_of).tolist():
-            days[day].add(batch.filter(pa.array(day_of == day)))
+            days[day].append(batch.filter(pa.array(day_of == day)))
+        rows += batch.num_rows
+        if rows >= most:
+            for of_day in days.values():
+                of_day[:] = _put_together(of_day)
+            rows = sum(one.num_rows for of_day in days.values() for one in of_day)
+            most = max(ADDED, 2 * rows)
     for day in sorted(days):
-        for batch in added_up(_in_order(days.pop(day).batches), most_errors):
+        for batch in added_up(_in_order(days.pop(day)), most_errors):
             yield from batch.to_pylist()
 
 
-class _Kept:
-    """The aggregates of a day. They are added up whenever they have become twice as many."""
-
-    def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
-        self._rows, self._most = 0, ADDED
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self.batches.append(batch)
-        self._rows += batch.num_rows
-        if self._rows >= self._most:
-            merged = map(_merged, _whole(_in_order(self.batches)))
-            self.batches = [one for part in merged for one in part.to_batches()]
-            self._rows = sum(one.num_rows for one in self.batches)
-            self._most = max(ADDED, 2 * self._rows)
+def _put_together(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """AGGREGATES with one row for each key and error."""
+    if len(batches) == 1:
+        return batches  # a batch has them once
+    merged = map(_merged, _whole(_in_order(batches)))
+    return [one for part in merged for one in part.to_batches()]
 
 
 def _in_order(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
