@@ -307,6 +307,21 @@ def test_one_process_holds_as_many_aggregates_as_there_are_keys(
     assert len(held) > 20 and max(held) < 60  # of 12 keys, in 100 parts
 
 
+def test_one_process_holds_no_more_of_many_days_in_many_parts() -> None:
+    rows = [row(NINE + 24 * HOUR * n, topic=f"t{n % 3}") for n in range(200)]
+    part = pa.Table.from_pylist(rows, schemas.FIGURES)
+    parts, held, begun = 100, list[int](), pa.total_allocated_bytes()
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for _ in range(parts):
+            yield from aggregates.aggregated(iter(part.to_batches()))
+            held.append(pa.total_allocated_bytes() - begun)
+
+    assert [one["messages"] for one in aggregates.figures_of_aggregates(read(), 1)] == [parts] * 400
+    # Each day kept up to 10,000 aggregates once: then the last part finds 100 times the first.
+    assert max(held) < 50 * held[0]
+
+
 def test_one_process_adds_up_one_day_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(NINE + 24 * HOUR * (n % 5), topic=f"t{n}") for n in range(50)]
     merged, days = vars(aggregates)["_merged"], list[set[int]]()
