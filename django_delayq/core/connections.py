@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Sequence
 
 from django.core.cache import caches
 from django.db import close_old_connections, connections
@@ -14,24 +15,35 @@ from django.db.backends.signals import connection_created
 logger = logging.getLogger("delayq.worker")
 
 
-class _Made(threading.local):
-    connections: list[BaseDatabaseWrapper] | None = None
-    """Those that this thread has made; None where nobody notes them."""
+class _OfThread(threading.local):
+    noted = False
+    """Whether the thread has called note_connections()."""
+    known: Sequence[BaseDatabaseWrapper] | None = None
+    """The connections that Django has for this thread; None: ask Django."""
 
 
-_made = _Made()
+_of_thread = _OfThread()
 
 
 def note_connections() -> None:
-    """At the start of a thread, note the connections that it makes, for renew_all(). To ask Django
-    for them after each message takes a twentieth of a task with one UPDATE."""
-    _made.connections = []
-    connection_created.connect(_note, dispatch_uid="delayq")
+    """At the start of a thread, make its connections, not connected, for renew_all(). To ask Django
+    for them after each message takes a twentieth of a task with one UPDATE.
+
+    One that fails while it connects sends no signal: it would not be renewed if it was noted by the
+    signal alone. The signal is for aliases that the project adds later, and that it removes.
+    """
+    for alias in connections:
+        try:
+            connections[alias]
+        except Exception:  # the task that uses it gets the error
+            logger.debug("connection %r cannot be made", alias, exc_info=True)
+    _of_thread.noted = True
+    connection_created.connect(_ask_again, dispatch_uid="delayq")
 
 
-def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
-    if _made.connections is not None and connection not in _made.connections:
-        _made.connections.append(connection)
+def _ask_again(**_: object) -> None:
+    # Not noted itself: it may be one that a task has made for itself, as by connection.copy().
+    _of_thread.known = None
 
 
 def make_caches() -> None:
@@ -51,8 +63,11 @@ def renew_all() -> None:
     """Between two pieces of work that follow each other: renew() for the connections of this
     thread. Never raises."""
     try:
-        made = _made.connections
-        for connection in connections.all(initialized_only=True) if made is None else made:
+        known = _of_thread.known
+        if known is None:
+            known = connections.all(initialized_only=True)
+            _of_thread.known = known if _of_thread.noted else None
+        for connection in known:
             renew(connection)
     except Exception:
         logger.exception("a database connection could not be closed")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import threading
+import gc
 import time
-from collections.abc import Callable
+import weakref
 from unittest import mock
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.db import OperationalError
 from django.db import connections as of_django
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.core import connections
 from django_delayq.core.connections import note_connections, renew, renew_all
+from tests.hands import together
 
 
 @pytest.mark.parametrize(
@@ -29,48 +33,114 @@ def test_a_connection_is_looked_at_when_it_is_old_or_has_failed(
     assert connection.close_if_unusable_or_obsolete.called is closed
 
 
-def in_thread(work: Callable[[], None]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+@pytest.fixture
+def renewed(monkeypatch: pytest.MonkeyPatch) -> list[BaseDatabaseWrapper]:
+    """What was renewed, instead of that."""
+    seen: list[BaseDatabaseWrapper] = []
+    monkeypatch.setattr(connections, "renew", seen.append)
+    return seen
 
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_thread_renews_the_connections_that_it_has_made(
-    monkeypatch: pytest.MonkeyPatch, noted: bool
+    renewed: list[BaseDatabaseWrapper], noted: bool
 ) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(connections, "renew", seen.append)
-
     def work() -> None:
         if noted:
             note_connections()
-        renew_all()
-        assert seen == []
         mine = of_django["default"]
         try:
             mine.connect()
             mine.connect()  # as after a close
+            renewed.clear()
             renew_all()
-            assert seen == [mine]
+            assert renewed.count(mine) == 1
         finally:
             mine.close()
-        seen.append("the end")
 
-    in_thread(work)
-    assert seen[-1] == "the end"
+    together(work)
 
 
-def test_a_thread_that_notes_its_connections_does_not_ask_django_for_them(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.django_db
+def test_a_connection_that_fails_while_it_connects_is_renewed(
+    monkeypatch: pytest.MonkeyPatch, renewed: list[BaseDatabaseWrapper]
 ) -> None:
-    asked = mock.Mock()
-    monkeypatch.setattr(connections, "connections", asked)
+    """Django keeps it, and each message that follows on the thread would fail."""
+    ended = mock.Mock(side_effect=OperationalError("the server has ended it"))
+    monkeypatch.setattr(of_django["default"].__class__, "init_connection_state", ended)
 
     def work() -> None:
         note_connections()
         renew_all()
+        with pytest.raises(OperationalError):
+            of_django["default"].ensure_connection()
+        renewed.clear()
+        renew_all()
+        assert of_django["default"] in renewed
 
-    in_thread(work)
-    assert not asked.all.called
+    together(work)
+
+
+@pytest.mark.django_db
+def test_a_connection_that_a_task_has_made_for_itself_is_left_to_it() -> None:
+    """It is not renewed, and not kept: with one for each message the server would soon have no
+    more."""
+    own: list[weakref.ref[BaseDatabaseWrapper]] = []
+
+    def task() -> None:
+        connection = of_django["default"].copy()
+        connection.connect()
+        connection.close()
+        own.append(weakref.ref(connection))
+
+    def work() -> None:
+        note_connections()
+        task()
+        renew_all()
+        gc.collect()
+        assert own[0]() is None
+
+    together(work)
+
+
+@pytest.mark.django_db
+def test_a_connection_of_an_alias_that_came_later_is_renewed(
+    renewed: list[BaseDatabaseWrapper],
+) -> None:
+    def work() -> None:
+        note_connections()
+        renew_all()
+        of_django.settings["tenant"] = of_django["default"].settings_dict
+        try:
+            of_django["tenant"].connect()
+            renew_all()
+            assert of_django["tenant"] in renewed
+        finally:
+            of_django["tenant"].close()
+            del of_django["tenant"], of_django.settings["tenant"]
+
+    together(work)
+
+
+def test_a_thread_asks_django_once_for_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = mock.MagicMock()
+    monkeypatch.setattr(connections, "connections", asked)
+
+    def work() -> None:
+        note_connections()
+        for _ in range(3):
+            renew_all()
+
+    together(work)
+    assert asked.all.call_count == 1
+
+
+def test_an_alias_whose_connection_cannot_be_made_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = mock.MagicMock()
+    broken.__iter__.return_value = ["default", "broken"]
+    broken.__getitem__.side_effect = ImproperlyConfigured("no driver")
+    monkeypatch.setattr(connections, "connections", broken)
+    together(note_connections)
