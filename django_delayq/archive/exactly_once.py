@@ -15,6 +15,9 @@ from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
 from . import archive_rows, copying
 
+#: The end of our block would end the task's instead, and nobody would commit the row.
+LEFT_OPEN = "The task has begun an atomic block and has not ended it."
+
 
 def _archive_once(entries: Sequence[Entry]) -> None:
     connection = connections[get_settings().database]
@@ -42,10 +45,14 @@ def perform(
         left = archive_rows.without_row(leases)
     except Error as error:  # no attempt of the task
         raise Snooze(NO_DATABASE_DELAY) from error
+    connection = connections[get_settings().database]
     while left:
         try:
-            with transaction.atomic(using=get_settings().database):
+            with transaction.atomic(using=connection.alias):
+                blocks = list(connection.atomic_blocks)
                 run(left)
+                if connection.atomic_blocks != blocks:
+                    raise transaction.TransactionManagementError(LEFT_OPEN)
                 entries = [
                     Entry(b"", lease.partition, lease.id, "acked", ended[0], lease.record,
                           lease.entry, ended[1])

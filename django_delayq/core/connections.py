@@ -61,16 +61,43 @@ def make_caches() -> None:
 
 def renew_all() -> None:
     """Between two pieces of work that follow each other: renew() for the connections of this
-    thread. Never raises."""
+    thread. Where they are noted, undo what the work has not committed. Never raises."""
     try:
         known = _of_thread.known
         if known is None:
             known = connections.all(initialized_only=True)
             _of_thread.known = known if _of_thread.noted else None
         for connection in known:
+            if _of_thread.noted and _is_left_open(connection):
+                _undo(connection)
             renew(connection)
     except Exception:
         logger.exception("a database connection could not be closed")
+
+
+def _is_left_open(connection: BaseDatabaseWrapper) -> bool:
+    return connection.in_atomic_block or (
+        connection.connection is not None
+        and connection.autocommit != connection.settings_dict["AUTOCOMMIT"]
+    )
+
+
+def _undo(connection: BaseDatabaseWrapper) -> None:
+    """A task has left a transaction open, or has switched autocommit off. What the next tasks of
+    this thread write would be part of it, and never be committed."""
+    alias = connection.alias
+    logger.error(
+        "a task has left a transaction open, or autocommit off, on the connection %r: what was not "
+        "committed is undone",
+        alias,
+    )
+    try:
+        connection.close()
+    finally:
+        # Django would keep it, closed, until the block of the transaction ends. It never does.
+        del connections[alias]
+        _of_thread.known = None
+        connections[alias]
 
 
 def renew(connection: BaseDatabaseWrapper) -> None:

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from django.db import transaction
+
 from django_delayq import Reject, Snooze, constant, current_message, delayed_task
 from tests.acceptance.tasks import GATE_SECONDS, write
 
@@ -25,6 +27,13 @@ def apart(seconds: float = 0.0) -> None:
     write()
     time.sleep(seconds)
     write("done")
+
+
+@delayed_task(topic="apart", isolate=True)
+def leave_open() -> None:
+    """Leaves a transaction open."""
+    write("in a transaction" if transaction.get_connection().in_atomic_block else "start")
+    transaction.atomic().__enter__()
 
 
 @delayed_task(

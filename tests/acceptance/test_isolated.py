@@ -73,6 +73,17 @@ def test_a_run_has_a_process_of_its_own_and_the_next_one_finds_it_warm(
     assert queue.acked_once(handles, "apart")
 
 
+def test_a_transaction_that_a_run_leaves_open_is_not_that_of_the_next(
+    queue: Queue, worker: Callable[..., WorkerProcess]
+) -> None:
+    worker("--concurrency", "1")
+    handles = [apart.leave_open.enqueue() for _ in range(2)]
+    queue.wait_until_drained("apart", 60)
+    assert len({run.pid for run in queue.history.all()}) == 1
+    assert [run.what for run in queue.history.all()] == ["start", "start"]
+    assert queue.acked_once(handles, "apart")
+
+
 @pytest.mark.long
 def test_children_are_as_many_as_messages_run_at_a_time(
     queue: Queue, worker: Callable[..., WorkerProcess]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError
+from django.db import OperationalError, transaction
 from django.db import connections as of_django
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.core import connections
 from django_delayq.core.connections import note_connections, renew, renew_all
+from tests.app.models import Counter
 from tests.hands import together
 
 
@@ -52,7 +54,8 @@ def test_a_thread_renews_the_connections_that_it_has_made(
         mine = of_django["default"]
         try:
             mine.connect()
-            mine.connect()  # as after a close
+            mine.close()
+            mine.connect()
             renewed.clear()
             renew_all()
             assert renewed.count(mine) == 1
@@ -144,3 +147,34 @@ def test_an_alias_whose_connection_cannot_be_made_harms_nobody(
     broken.__getitem__.side_effect = ImproperlyConfigured("no driver")
     monkeypatch.setattr(connections, "connections", broken)
     together(note_connections)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    "leave_open",
+    [
+        lambda: transaction.atomic().__enter__(),
+        lambda: transaction.set_autocommit(False),
+    ],
+    ids=["atomic", "autocommit"],
+)
+def test_a_transaction_that_a_task_leaves_open_is_undone(
+    caplog: pytest.LogCaptureFixture, leave_open: Callable[[], None], closed: bool
+) -> None:
+    """Otherwise the next tasks of the thread would write into it, and nobody would commit that."""
+
+    def work() -> None:
+        note_connections()
+        leave_open()
+        Counter.objects.create(name="left open")
+        if closed:
+            of_django["default"].close()
+        renew_all()
+        with transaction.atomic(durable=True):
+            Counter.objects.create(name="of the next task")
+        renew_all()
+
+    together(work)
+    assert [counter.name for counter in Counter.objects.all()] == ["of the next task"]
+    assert closed or "left a transaction open" in caplog.text

@@ -12,12 +12,14 @@ from django.db import transaction
 from django_delayq import delayed_task
 from django_delayq.archive import exactly_once
 from django_delayq.client.decorator import DelayedTask
+from django_delayq.core.connections import note_connections
 from django_delayq.models import ArchivedMessage
 from django_delayq.store.lease import Lease
 from django_delayq.worker.executor import NO_DATABASE_DELAY, Executor
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import seen
+from tests.hands import together
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Claim = Callable[..., Lease]
@@ -85,3 +87,27 @@ def test_worker_without_a_database_leaves_it_to_another(
     executor.run(claim(once))
     assert (outcomes[0].result, outcomes[0].delay_ms) == (Result.SNOOZED, NO_DATABASE_DELAY * 1000)
     assert seen == []
+
+
+def test_task_that_leaves_a_block_open_has_failed_and_leaves_nothing(
+    claim: Claim, run: Any, declared: dict[str, Any]
+) -> None:
+    """The end of the transaction would end its block only: acked, and never committed."""
+
+    @delayed_task(name="tests.leaves_open", exactly_once=True, max_attempts=1)
+    def leave_open() -> None:
+        transaction.atomic().__enter__()
+
+    ended: list[Outcome] = []
+
+    def work() -> None:
+        note_connections()
+        ended.append(run(claim(leave_open)))
+        assert not transaction.get_connection().in_atomic_block
+
+    together(work)
+    assert (ended[0].result, ended[0].error_class) == (
+        Result.DEAD,
+        "django.db.transaction.TransactionManagementError",
+    )
+    assert not ArchivedMessage.objects.exists()

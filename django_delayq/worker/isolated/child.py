@@ -20,7 +20,7 @@ from django.conf import settings as django_settings
 
 from ...core import signals
 from ...core.conf import get_settings
-from ...core.connections import close_broken, make_caches
+from ...core.connections import close_broken, make_caches, note_connections
 from ...core.message import task_code_of
 from ...core.task_report import TaskProgress, TaskReport
 from ...store import get_store
@@ -98,6 +98,7 @@ class Child:
     def serve(self) -> None:
         """Until the worker hangs up, or has no work for a while."""
         make_caches()
+        note_connections()
         threading.Thread(target=self._hear, name="delayq-child", daemon=True).start()
         self.send(Ready())
         while True:
