@@ -109,6 +109,21 @@ def test_function_decides_about_single_messages(run: Run) -> None:
     assert ended[3].reason == "no such order"
 
 
+def test_message_whose_end_cannot_be_told_does_not_make_the_others_run_again(
+    run: Run, declared: dict[str, Any]
+) -> None:
+    def ends_the_program(failures: int) -> float:
+        raise SystemExit(f"after {failures}")
+
+    @delayed_task(name="tests.ends", topic="gathers", batch=500, backoff=ends_the_program)
+    def ends(messages: Batch[int]) -> None:
+        messages[1].retry("not yet")
+
+    ended = run(ends, 1, 2, 3)
+    assert [outcome.result.name for outcome in ended.values()] == ["ACKED", "RETRIED", "ACKED"]
+    assert ended[2].text == "SystemExit: after 1"
+
+
 @pytest.mark.parametrize("where", [0, 249, 499])
 def test_one_poison_of_500_is_found_by_halves(run: Run, where: int) -> None:
     def fail(messages: Batch[Any]) -> None:

@@ -240,15 +240,25 @@ class BatchExecutor:
         raised: list[BaseException | None] = [error] * len(part)
         if error is None or isinstance(error, ControlFlow):
             raised = [member.verdict or error for member in part]
-        shown, classify = _shown(part, raised), self._executor.classify
+        shown = _shown(part, raised)
         now, details = time.monotonic(), list[bytes]()
         outcomes = [
             _Acked(member.lease, member.resolved.task, now, details)
             if each is None
-            else classify(member.lease, member.resolved, each, shown.get(id(each)))
+            else self._classify(member, each, shown.get(id(each)))
             for member, each in zip(part, raised, strict=True)
         ]
         self._settle(outcomes, left)
+
+    def _classify(
+        self, member: _BatchMember, error: BaseException, shown: BaseException | None
+    ) -> Outcome:
+        """What fails here, as a backoff function that means to end the program, is no matter of the
+        other messages: they are done, and would run again."""
+        try:
+            return self._executor.classify(member.lease, member.resolved, error, shown)
+        except BaseException as failure:
+            return self._executor.fail(member.lease, failure)
 
     def _fail(self, left: set[Lease], error: BaseException) -> None:
         self._settle([self._executor.fail(lease, error) for lease in left], left)
