@@ -67,12 +67,28 @@ def renew_all() -> None:
         if known is None:
             known = connections.all(initialized_only=True)
             _of_thread.known = known if _of_thread.noted else None
+        if _of_thread.noted:
+            _undo_left_open(known)
         for connection in known:
-            if _of_thread.noted and _is_left_open(connection):
-                _undo(connection)
             renew(connection)
     except Exception:
         logger.exception("a database connection could not be closed")
+
+
+def check_shared() -> None:
+    """On the thread that coroutines share for their queries, between two of these: close what does
+    not work, or is too old, and undo what was left open. Never raises."""
+    try:
+        _undo_left_open(connections.all(initialized_only=True))
+    except Exception:
+        logger.exception("a database connection could not be closed")
+    close_broken()
+
+
+def _undo_left_open(known: Sequence[BaseDatabaseWrapper]) -> None:
+    for connection in known:
+        if _is_left_open(connection):
+            _undo(connection)
 
 
 def _is_left_open(connection: BaseDatabaseWrapper) -> bool:

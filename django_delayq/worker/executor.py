@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asgiref.sync import sync_to_async
 
 from ..core import signals
-from ..core.connections import close_all, close_broken, renew_all
+from ..core.connections import check_shared, close_all, renew_all
 from ..core.exceptions import (
     DelayQError,
     InvalidArguments,
@@ -251,7 +251,7 @@ class Executor:
             not self._connection_check or self._connection_check.done()
         ):
             self._connections_checked_at = now
-            self._connection_check = asyncio.ensure_future(sync_to_async(close_broken)())
+            self._connection_check = asyncio.ensure_future(sync_to_async(check_shared)())
 
     async def _perform_async(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)  # a coroutine task has a context of its own

@@ -15,7 +15,7 @@ from django.db import connections as of_django
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_delayq.core import connections
-from django_delayq.core.connections import note_connections, renew, renew_all
+from django_delayq.core.connections import check_shared, note_connections, renew, renew_all
 from tests.app.models import Counter
 from tests.hands import together
 
@@ -151,6 +151,7 @@ def test_an_alias_whose_connection_cannot_be_made_harms_nobody(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("between", [renew_all, check_shared])
 @pytest.mark.parametrize(
     "leave_open",
     [
@@ -160,7 +161,10 @@ def test_an_alias_whose_connection_cannot_be_made_harms_nobody(
     ids=["atomic", "autocommit"],
 )
 def test_a_transaction_that_a_task_leaves_open_is_undone(
-    caplog: pytest.LogCaptureFixture, leave_open: Callable[[], None], closed: bool
+    caplog: pytest.LogCaptureFixture,
+    leave_open: Callable[[], None],
+    between: Callable[[], None],
+    closed: bool,
 ) -> None:
     """Otherwise the next tasks of the thread would write into it, and nobody would commit that."""
 
@@ -170,10 +174,10 @@ def test_a_transaction_that_a_task_leaves_open_is_undone(
         Counter.objects.create(name="left open")
         if closed:
             of_django["default"].close()
-        renew_all()
+        between()
         with transaction.atomic(durable=True):
             Counter.objects.create(name="of the next task")
-        renew_all()
+        between()
 
     together(work)
     assert [counter.name for counter in Counter.objects.all()] == ["of the next task"]
