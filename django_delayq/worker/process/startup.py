@@ -77,7 +77,9 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
     until, is_reported, sleeper = time.monotonic() + seconds, False, Sleeper()
     while True:
         try:
-            return inspect_server(store)
+            reports = inspect_server(store)
+            # A Redis that still loads its data tells about itself, and gives no data.
+            store.workers.heartbeats()
         # OutcomeUnknown comes from a proxy in front of a Redis that is down.
         except (StoreUnavailable, OutcomeUnknown) as error:
             if time.monotonic() >= until:
@@ -89,6 +91,8 @@ def wait_for_redis(store: RedisStore, seconds: float, say: Say) -> list[ServerRe
                 )
                 is_reported = True
             sleeper.wait(min(0.5, until - time.monotonic()))
+        else:
+            return reports
 
 
 def port_here(where: str) -> int | None:

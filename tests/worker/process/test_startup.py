@@ -6,12 +6,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from django_delayq import pause_topic
 from django_delayq.core.conf import parse_settings
-from django_delayq.core.exceptions import ConfigurationError, StoreUnavailable
+from django_delayq.core.exceptions import ConfigurationError, StoreLoading, StoreUnavailable
 from django_delayq.store.connection import open_client
 from django_delayq.store.inspection import ServerReport, inspect_server
 from django_delayq.store.store import RedisStore
@@ -120,6 +121,19 @@ def test_redis_may_come_while_we_wait(
     monkeypatch.setattr(startup.Sleeper, "wait", lambda self, seconds: None)
     assert wait_for_redis(delayq, 30, said.append) == [REPORT]
     assert len(said) == 1
+
+
+def test_redis_that_still_loads_its_data_is_waited_for(
+    delayq: RedisStore, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers INFO and TIME, and nothing that reads data."""
+    heartbeats = mock.Mock(side_effect=[StoreLoading(), StoreLoading(), {}])
+    monkeypatch.setattr(delayq.workers, "heartbeats", heartbeats)
+    monkeypatch.setattr(startup.Sleeper, "wait", lambda self, seconds: None)
+    (report,) = wait_for_redis(delayq, 30, said.append)
+    assert report.name.startswith(("Redis", "Valkey"))
+    (text,) = said
+    assert "still loading its data set" in text
 
 
 @pytest.fixture
