@@ -9,14 +9,11 @@ from django.db import Error, IntegrityError, NotSupportedError, connections, tra
 
 from ..core.conf import get_settings
 from ..core.database import can_copy
-from ..core.exceptions import Snooze
+from ..core.exceptions import Snooze, TransactionLeftOpen
 from ..store.entries import Entry
 from ..store.lease import Lease
 from ..worker.executor import NO_DATABASE_DELAY
 from . import archive_rows, copying
-
-#: The end of our block would end the task's instead, and nobody would commit the row.
-LEFT_OPEN = "The task has begun an atomic block and has not ended it."
 
 
 def _archive_once(entries: Sequence[Entry]) -> None:
@@ -51,8 +48,9 @@ def perform(
             with transaction.atomic(using=connection.alias):
                 blocks = list(connection.atomic_blocks)
                 run(left)
+                # The end of our block would end the task's instead: no row would be committed.
                 if connection.atomic_blocks != blocks:
-                    raise transaction.TransactionManagementError(LEFT_OPEN)
+                    raise TransactionLeftOpen
                 entries = [
                     Entry(b"", lease.partition, lease.id, "acked", ended[0], lease.record,
                           lease.entry, ended[1])

@@ -59,20 +59,23 @@ def make_caches() -> None:
             logger.debug("cache %r cannot be made", alias, exc_info=True)
 
 
-def renew_all() -> None:
+def renew_all() -> bool:
     """Between two pieces of work that follow each other: renew() for the connections of this
-    thread. Where they are noted, undo what the work has not committed. Never raises."""
+    thread. Where they are noted, undo what the work has not committed. Returns whether the work has
+    left an atomic block open. Never raises."""
+    is_left_open = False
     try:
         known = _of_thread.known
         if known is None:
             known = connections.all(initialized_only=True)
             _of_thread.known = known if _of_thread.noted else None
         if _of_thread.noted:
-            _undo_left_open(known)
+            is_left_open = _undo_left_open(known)
         for connection in known:
             renew(connection)
     except Exception:
         logger.exception("a database connection could not be closed")
+    return is_left_open
 
 
 def check_shared() -> None:
@@ -85,10 +88,14 @@ def check_shared() -> None:
     close_broken()
 
 
-def _undo_left_open(known: Sequence[BaseDatabaseWrapper]) -> None:
+def _undo_left_open(known: Sequence[BaseDatabaseWrapper]) -> bool:
+    """Returns whether there was an atomic block."""
+    was_in_block = False
     for connection in known:
         if _is_left_open(connection):
+            was_in_block = was_in_block or connection.in_atomic_block
             _undo(connection)
+    return was_in_block
 
 
 def _is_left_open(connection: BaseDatabaseWrapper) -> bool:

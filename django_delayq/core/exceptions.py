@@ -121,6 +121,10 @@ class LeaseLost(DelayQError):
     Stop here: what the run returns is refused."""
 
 
+class TransactionLeftOpen(DelayQError):
+    """The task has begun an atomic block and has not ended it: what it wrote there is undone."""
+
+
 class MiddlewareFailed(DelayQError):
     """A middleware failed before or after the task: see the cause. The attempt has failed, and the
     message is tried again."""

@@ -26,6 +26,7 @@ from ..core.exceptions import (
     Reject,
     Retry,
     Snooze,
+    TransactionLeftOpen,
     UndecodableMessage,
     UndecryptableMessage,
 )
@@ -201,6 +202,7 @@ class Executor:
 
     def _perform(self, lease: Lease, resolved: Resolved) -> BaseException | None:
         running.set(lease)
+        error: BaseException | None = None
         try:
             definition = resolved.task.definition
             if definition.runs_apart and definition.options.exactly_once:
@@ -209,12 +211,11 @@ class Executor:
                 self._children(self._isolate).run(lease, resolved)
             else:
                 self._run_def(lease, resolved)
-        except BaseException as error:  # SystemExit of a task must not end the thread
-            return error
-        else:
-            return None
-        finally:
-            renew_all()
+        except BaseException as raised:  # SystemExit of a task must not end the thread
+            error = raised
+        if renew_all() and error is None:
+            error = TransactionLeftOpen()
+        return error
 
     def _run_def(self, lease: Lease, resolved: Resolved) -> None:
         result = self._call(resolved)

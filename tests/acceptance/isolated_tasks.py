@@ -29,7 +29,7 @@ def apart(seconds: float = 0.0) -> None:
     write("done")
 
 
-@delayed_task(topic="apart", isolate=True)
+@delayed_task(topic="apart", isolate=True, max_attempts=1)
 def leave_open() -> None:
     """Leaves a transaction open."""
     write("in a transaction" if transaction.get_connection().in_atomic_block else "start")

@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_delayq import Batch, Reject, Retry, Snooze, delayed_task
 from django_delayq.archive import archive_rows, exactly_once
+from django_delayq.core.connections import note_connections
 from django_delayq.store.keys import Partition
 from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
@@ -31,8 +33,9 @@ from tests.app.batch_tasks import (
     gather_few,
     then,
 )
+from tests.app.models import Counter
 from tests.app.tasks import record, seen
-from tests.hands import rows
+from tests.hands import rows, together
 from tests.worker.conftest import Heard
 from tests.worker.moving import LONG_AGO, eventually
 
@@ -217,6 +220,32 @@ def test_results_are_kept_per_message(run: Run) -> None:
     assert [outcome.lease.report.result for outcome in ended.values()] == [b"2", b"4"]  # type: ignore[union-attr]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_call_that_leaves_a_block_open_has_failed_and_those_without_it_are_kept(
+    run: Run, declared: dict[str, Any]
+) -> None:
+    """What it wrote is undone: none of its messages is done."""
+
+    @delayed_task(name="leave_open", topic="gathers", batch=500, max_attempts=1)
+    def leave_open(batch: Batch) -> None:
+        if 3 in [message.args[0] for message in batch]:
+            transaction.atomic().__enter__()
+        for message in batch:
+            Counter.objects.create(name=str(message.args[0]))
+
+    ended: dict[Any, Outcome] = {}
+
+    def work() -> None:
+        note_connections()
+        ended.update(run(leave_open, 1, 2, 3, 4))
+
+    together(work)
+    assert {value: outcome.result for value, outcome in ended.items()} == {
+        1: Result.ACKED, 2: Result.ACKED, 3: Result.DEAD, 4: Result.ACKED,
+    }  # fmt: skip
+    assert sorted(Counter.objects.values_list("name", flat=True)) == ["1", "2", "4"]
+
+
 def test_parts_are_halved_until_they_are_alone() -> None:
     parts: Calls[int] = Calls(range(4))
     assert list(parts.take()) == [0, 1, 2, 3]
@@ -377,10 +406,15 @@ def test_stop_gives_back_what_still_gathers(work: Work, delayq: RedisStore) -> N
 
 
 def test_worker_without_batch_tasks_makes_no_gatherer(
-    work: Work, delayq: RedisStore, monkeypatch: pytest.MonkeyPatch
+    work: Work, delayq: RedisStore, declared: dict[str, Any]
 ) -> None:
-    record.enqueue(1)
-    worker = work(topics=("default",))
+
+    @delayed_task(name="alone", topic="no_batches")
+    def alone(value: int) -> None:
+        seen.append(value)
+
+    alone.enqueue(1)
+    worker = work(topics=("no_batches",))
     eventually(lambda: seen == [1])
     assert worker.dispatcher.gatherer is None
 

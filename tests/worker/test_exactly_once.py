@@ -18,6 +18,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.worker.executor import NO_DATABASE_DELAY, Executor
 from django_delayq.worker.outcome import Outcome, Result
 from django_delayq.worker.shared import Shared
+from tests.app.models import Counter
 from tests.app.tasks import seen
 from tests.hands import together
 
@@ -89,14 +90,16 @@ def test_worker_without_a_database_leaves_it_to_another(
     assert seen == []
 
 
+@pytest.mark.parametrize("exactly_once", [True, False])
 def test_task_that_leaves_a_block_open_has_failed_and_leaves_nothing(
-    claim: Claim, run: Any, declared: dict[str, Any]
+    claim: Claim, run: Any, declared: dict[str, Any], exactly_once: bool
 ) -> None:
-    """The end of the transaction would end its block only: acked, and never committed."""
+    """It would be acked, and what it wrote never committed."""
 
-    @delayed_task(name="tests.leaves_open", exactly_once=True, max_attempts=1)
+    @delayed_task(name="tests.leaves_open", exactly_once=exactly_once, max_attempts=1)
     def leave_open() -> None:
         transaction.atomic().__enter__()
+        Counter.objects.create(name="left open")
 
     ended: list[Outcome] = []
 
@@ -108,6 +111,6 @@ def test_task_that_leaves_a_block_open_has_failed_and_leaves_nothing(
     together(work)
     assert (ended[0].result, ended[0].error_class) == (
         Result.DEAD,
-        "django.db.transaction.TransactionManagementError",
+        "django_delayq.core.exceptions.TransactionLeftOpen",
     )
-    assert not ArchivedMessage.objects.exists()
+    assert not Counter.objects.exists() and not ArchivedMessage.objects.exists()

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import Any, NamedTuple
 
 from ...core.connections import renew_all
-from ...core.exceptions import ControlFlow, MiddlewareFailed, Snooze
+from ...core.exceptions import ControlFlow, MiddlewareFailed, Snooze, TransactionLeftOpen
 from ...core.task_report import TaskReport
 from ...store.clock import ServerClock
 from ...store.lease import Lease
@@ -165,17 +165,17 @@ class BatchExecutor:
     def _perform(self, task: Task[..., Any], part: Sequence[_BatchMember]) -> BaseException | None:
         running.set(part[0].lease)
         running_together.set([member.lease for member in part])
+        error: BaseException | None = None
         try:
             if task.definition.options.exactly_once:
                 self._perform_once(task, part)
             else:
                 self._call(task, part)
-        except BaseException as error:  # SystemExit of a task must not end the thread
-            return error
-        else:
-            return None
-        finally:
-            renew_all()
+        except BaseException as raised:  # SystemExit of a task must not end the thread
+            error = raised
+        if renew_all() and error is None:
+            error = TransactionLeftOpen()
+        return error
 
     async def _perform_async(
         self, task: Task[..., Any], part: Sequence[_BatchMember]
