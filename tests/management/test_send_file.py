@@ -231,6 +231,16 @@ def test_a_file_without_rows_sends_nothing(crowd: RedisStore, tmp_path: Path) ->
     assert counts(send(str(path))) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("text", ["", "[1]\nno JSON\n"])
+def test_file_without_any_row_says_that_it_has_none(
+    crowd: RedisStore, tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    words = refused(CROWD, "--file", str(path), "--key", "k")
+    assert "The source has no row with columns." in words and "_corrupt" not in words
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

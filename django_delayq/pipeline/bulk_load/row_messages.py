@@ -151,7 +151,7 @@ def _arguments(options: ScheduleOptions, schema: pa.Schema) -> list[Argument]:
     if missing:
         raise Refused(
             f"The task {task.name} needs {', '.join(missing)}: name the columns for it. "
-            f"The source has {', '.join(schema.names)}."
+            f"{_columns_of(schema)}"
         )
     positional = [parameter.name for parameter in task.parameters if parameter.kind == "positional"]
     given = [name for name in positional if name in columns]
@@ -199,11 +199,16 @@ def _argument(options: ScheduleOptions, parameter: ParameterSpec, field: pa.Fiel
     )
 
 
+def _columns_of(schema: pa.Schema) -> str:
+    names = [name for name in schema.names if name != CORRUPT]
+    return f"The source has {', '.join(names)}." if names else "The source has no row with columns."
+
+
 def _column(schema: pa.Schema, name: str, what: str) -> pa.Field:
     if name not in schema.names:
         raise Refused(
             f"The source has no column {name!r} for {what}.{_near(name, schema.names)} "
-            f"It has {', '.join(schema.names)}."
+            f"{_columns_of(schema)}"
         )
     if schema.names.count(name) > 1:
         raise Refused(f"The source has several columns {name!r} for {what}: rename the others.")
