@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -30,11 +31,32 @@ def read_option(options: Mapping[str, str], name: str, kind: type[T]) -> T:
 
 
 def number_of(options: Mapping[str, str], name: str) -> int | None:
-    """The whole number in this option; None when it is not given. Raises ConfigurationError."""
-    text = options.get(name)
+    """The whole number in this option, 0 or more; None when it is not given. Raises
+    ConfigurationError."""
+    if (text := options.get(name)) is None:
+        return None
     try:
-        return None if text is None else int(text)
+        number = int(text)
     except ValueError:
+        number = -1
+    if number < 0:
         raise ConfigurationError(
             f"The option `{name}` is {text!r}, which is no whole number: give one such as 8."
-        ) from None
+        )
+    return number
+
+
+def seconds_of(options: Mapping[str, str], name: str) -> float | None:
+    """The seconds in this option, 0 or more; None when it is not given. Raises
+    ConfigurationError."""
+    if (text := options.get(name)) is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigurationError(
+            f"The option `{name}` is {text!r}, which is no number of seconds: give one such as 60."
+        )
+    return seconds

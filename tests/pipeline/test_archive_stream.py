@@ -89,10 +89,13 @@ def test_a_row_below_an_open_transaction_waits_for_it(
     assert ArchivedMessage.objects.filter(pk__gt=old[-1], pk__lt=late[-1]).count() == 1
 
 
-def test_options_that_mean_nothing_are_refused(reader: Callable[..., ArchiveStreamReader]) -> None:
-    for name in ("after", "batch", "settle"):
-        with pytest.raises(ConfigurationError, match=f"`{name}` is 'soon', which is no"):
-            reader(**{name: "soon"})
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
+@pytest.mark.parametrize("name", ["after", "batch", "settle"])
+def test_options_that_mean_nothing_are_refused(
+    reader: Callable[..., ArchiveStreamReader], name: str, text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"`{name}` is '{text}', which is no"):
+        reader(**{name: text})
 
 
 def test_a_wrong_path_makes_no_database(parameters: Any, tmp_path: Path) -> None:

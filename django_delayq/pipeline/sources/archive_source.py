@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from ..source_options import encoded, number_of, read_option
+from ..source_options import encoded, number_of, read_option, seconds_of
 from . import ranges
 from .databases import connected
 from .ranges import PARTS, Range
@@ -152,13 +152,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._database = read_option(options, "database", Database)
         self._after = number_of(options, "after") or 0
         self._batch = number_of(options, "batch") or BATCH
-        try:
-            self._settle = float(options.get("settle", SETTLE))
-        except ValueError:
-            raise ConfigurationError(
-                f"The option `settle` is {options['settle']!r}, which is no number of seconds: "
-                f"give one such as 60."
-            ) from None
+        settle = seconds_of(options, "settle")
+        self._settle = SETTLE if settle is None else settle
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._target: int | None = None
 
