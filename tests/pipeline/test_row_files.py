@@ -78,6 +78,17 @@ def test_parquet_keeps_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read(path, "parquet") == [(1, {"k": 1}), (2, {"k": 2}), (3, {"k": 3})]
 
 
+def test_categories_of_pandas_are_their_values(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = {"k": pa.array(["a", "b", "a"]), "n": pa.array([1, None, 1])}
+    parquet.write_table(
+        pa.table({name: c.dictionary_encode() for name, c in columns.items()}), path
+    )
+    assert open_rows(str(path), "parquet").schema.types == [pa.string(), pa.int64()]
+    wanted = [{"k": "a", "n": 1}, {"k": "b"}, {"k": "a", "n": 1}]
+    assert [row for _, row in read(path, "parquet")] == wanted
+
+
 def test_times_that_spark_writes_are_in_utc(tmp_path: Path) -> None:
     when = datetime(2033, 1, 1, 0, 0, 0, 1, tzinfo=timezone.utc)
     naive = pa.timestamp("us")

@@ -65,7 +65,7 @@ def unreadable(path: str, error: Exception) -> Refused:
 
 class ParquetRows:
     """Parquet: the columns have the types of the file. INT96, in which Spark writes its times, is
-    in UTC."""
+    in UTC. What pandas writes as a category has the type of its values, as it has for Spark."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -76,6 +76,8 @@ class ParquetRows:
         for at, field in enumerate(self.schema):
             if field.name in instants:
                 self.schema = self.schema.set(at, field.with_type(schemas.TIME))
+            elif pa.types.is_dictionary(field.type):
+                self.schema = self.schema.set(at, field.with_type(field.type.value_type))
 
     def batches(self) -> Iterator[Lines]:
         first = 1
