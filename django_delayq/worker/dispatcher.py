@@ -171,7 +171,7 @@ class Dispatcher(Service):
             math.inf if next_due is None else (next_due - self._clock.now_ms()) / 1000 + WAKE_MARGIN
         )
         now = time.monotonic()
-        pause = max(0.0, min(self.sweeper.at - now, until_due, most))
+        pause = max(0.0, min(self.sweeper.at - now, until_due, most, self._turns.follow_in))
         self._turns.wakes_at = now + pause
         # Hints that came before the line above have perhaps not woken us.
         return 0.0 if self._turns.has_hints else pause

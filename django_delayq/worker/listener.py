@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..core.service import Service
 from ..store.hints import HintStream
 from ..store.keys import CANCELLED_HINT, FLEET_HINT, QUIET_HINT, Partition
-from .fleet import OF_THE_FLEET, Fleet
+from .fleet import Fleet
 from .shared import Shared
 
 
@@ -29,9 +29,7 @@ class Listener(Service):
         check_lease: Callable[[bytes], None],
     ) -> None:
         super().__init__()
-        self._stream = HintStream(
-            shared.store, lambda: fleet.rank(OF_THE_FLEET), self._call_when_some_are_missing
-        )
+        self._stream = HintStream(shared.store, fleet.place, self._call_when_some_are_missing)
         self._subscriptions = 0
         self._fleet = fleet
         self._fleet_changed = fleet_changed
@@ -48,7 +46,7 @@ class Listener(Service):
         """A subscription has ended, or those whose turn it was have published no beat; or nobody
         has called for long."""
         fleet = self._fleet
-        if subscriptions < self._subscriptions or fleet.rank(OF_THE_FLEET) or fleet.is_call_due:
+        if subscriptions < self._subscriptions or fleet.place() or fleet.is_call_due:
             fleet.call()
         self._subscriptions = subscriptions
 

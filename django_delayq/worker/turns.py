@@ -18,6 +18,9 @@ logger = logging.getLogger("delayq.worker")
 
 #: A worker that could not take all that was due counts as full for so many seconds.
 FULL_S = 1.0
+#: Where the order of the workers changes again and again, to follow it takes a tenth of the time at
+#: most, and is put off by so many seconds at most.
+FOLLOW_S = 0.3
 
 
 class Turns:
@@ -39,6 +42,7 @@ class Turns:
         """Whether a limit may hold back what is due in a partition."""
         self._hints: deque[tuple[Partition | None, float]] = deque()
         self._fleet_changes = 0
+        self._follow_at = 0.0
         self._standing_in: dict[Visit, float] = {}
         """Visits for which this worker stands in, with the due times that it knows of."""
         self._full_until = 0.0
@@ -73,7 +77,7 @@ class Turns:
     def follow(self) -> None:
         """Plan the visits that hints ask for, and those that fall to this worker because others
         have gone or are busy."""
-        if self._fleet.changes != self._fleet_changes:
+        if not self.follow_in:
             self._follow_fleet()
         while self._hints:
             partition, due_ms = self._hints.popleft()
@@ -89,7 +93,16 @@ class Turns:
             else:
                 self._stand_in(visit, max(due_ms, self._shared.clock.now_ms()))
 
+    @property
+    def follow_in(self) -> float:
+        """Seconds until the order of the workers is looked at, because it may be another; infinite
+        when it is not."""
+        if self._fleet.changes == self._fleet_changes:
+            return math.inf
+        return max(0.0, self._follow_at - time.monotonic())
+
     def _follow_fleet(self) -> None:
+        begun = time.monotonic()
         self._fleet_changes = self._fleet.changes
         for visit in self._agenda.visits.values():
             before, visit.rank = visit.rank, self._fleet.rank(visit.partition)
@@ -101,6 +114,8 @@ class Turns:
                 del self._standing_in[visit]
                 visit.is_own = True
                 self._agenda.expect(visit.partition, due_ms)
+        now = time.monotonic()
+        self._follow_at = now + min(FOLLOW_S, 9 * (now - begun))
 
     # What is planned and chosen
 

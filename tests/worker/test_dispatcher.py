@@ -674,7 +674,8 @@ def others(dispatcher: Dispatcher, shared: Shared) -> Fleet:
 
 def place(fleet: Fleet, rank: int, *, topic: str = "default") -> None:
     """As if so many workers came before this one everywhere."""
-    fleet._ranks = dict.fromkeys((Partition(topic, 0), Partition("crowd", 0)), rank)
+    ranks = dict.fromkeys((Partition(topic, 0), Partition("crowd", 0)), rank)
+    fleet._ranked = fleet._serving_now, ranks
 
 
 def pass_time(dispatcher: Dispatcher, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,6 +108,49 @@ def test_only_workers_of_the_topic_count(crew: Crew) -> None:
     crew.join("b", topics=("reports",))
     assert a.size == 2
     assert {a.rank(part) for part in PARTITIONS} == {0}
+
+
+def test_after_any_changes_the_order_is_as_for_one_who_has_just_come(shared: Shared) -> None:
+    """Ranks that are known move with each change, and are not computed anew."""
+    dice = random.Random(7)
+    parts = [*(Partition(topic, n) for topic in ("a", "b") for n in range(20))]
+    served = {f"w{n}": dice.choice((["a"], ["b"], ["a", "b"])) for n in range(12)}
+    beats = {name: {"at_ms": 10**15, "topics": topics} for name, topics in served.items()}
+    fleet = Fleet(replace(shared, name="me"))
+    for _ in range(200):
+        fleet.hear(dice.choice([*served]), dice.choice((0, 3, FULL, ABSENT, GONE)))
+        if not dice.randrange(5):
+            fleet.learn(beats, 10**15)
+        anew = Fleet(replace(shared, name="me"))
+        anew._replace(fleet._others)
+        chosen = dice.sample(parts, 10)  # not all are known at each change
+        assert [fleet.rank(part) for part in chosen] == [anew.rank(part) for part in chosen]
+        assert fleet.place() == anew.place()
+
+
+def test_how_busy_others_are_moves_no_partition(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, *_ = crew.join("a", "b", "c")
+    ranks = [fleet.rank(part) for part in PARTITIONS]
+    monkeypatch.setattr(module, "score", None)  # nothing is computed
+    fleet.hear("b", 5)
+    fleet.hear("c", FULL)
+    assert [fleet.rank(part) for part in PARTITIONS] == ranks
+
+
+def test_a_change_computes_as_many_scores_as_partitions_and_not_as_workers(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = crew.join(*(f"w{number}" for number in range(20)))[0]
+    for part in PARTITIONS:
+        fleet.rank(part)
+    computed, score = list[int](), module.score
+    monkeypatch.setattr(module, "score", lambda *of: computed.append(1) or score(*of))
+    fleet.hear("w7", ABSENT)
+    for part in PARTITIONS:
+        fleet.rank(part)
+    assert len(computed) == 2 * len(PARTITIONS)
 
 
 def test_a_worker_that_ends_by_itself_is_no_home_and_waits_for_nobody(crew: Crew) -> None:
