@@ -710,6 +710,32 @@ def test_second_looks_later_and_claims_only_what_is_late(
     assert others.rank(DEFAULT) == 0  # who came before it is absent now
 
 
+def test_order_that_changes_again_and_again_is_followed_a_tenth_of_the_time(
+    dispatcher: Dispatcher, others: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(others, 3)
+    settle_down(dispatcher)
+    turns, asked = dispatcher._turns, list[Partition]()
+
+    def rank(partition: Partition) -> int:
+        asked.append(partition)
+        time.sleep(0.005)
+        return 3
+
+    monkeypatch.setattr(others, "rank", rank)
+    others.changes += 1
+    turns.follow()
+    served = len(dispatcher.agenda.visits)
+    assert len(asked) == served
+    others.changes += 1  # and again: that has to wait
+    turns.follow()
+    assert len(asked) == served and 0.02 * served < turns.follow_in < 0.3
+    assert dispatcher.run_once() <= 0.3
+    pass_time(dispatcher, turns.follow_in)
+    turns.follow()
+    assert (len(asked), turns.follow_in) == (2 * served, math.inf)
+
+
 def test_second_finds_that_the_home_has_claimed(
     dispatcher: Dispatcher, pool: Takes, others: Fleet, delayq: RedisStore
 ) -> None:
