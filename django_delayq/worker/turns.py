@@ -18,9 +18,9 @@ logger = logging.getLogger("delayq.worker")
 
 #: A worker that could not take all that was due counts as full for so many seconds.
 FULL_S = 1.0
-#: Where the order of the workers changes again and again, to follow it takes a tenth of the time at
-#: most, and is put off by so many seconds at most.
-FOLLOW_S = 0.3
+#: Where the order of the workers changes again and again, and to follow it takes longer than this,
+#: that takes a tenth of the time at most, and is put off by so many seconds at most.
+FOLLOWED_S, FOLLOW_S = 0.002, 0.3
 
 
 class Turns:
@@ -114,8 +114,8 @@ class Turns:
                 del self._standing_in[visit]
                 visit.is_own = True
                 self._agenda.expect(visit.partition, due_ms)
-        now = time.monotonic()
-        self._follow_at = now + min(FOLLOW_S, 9 * (now - begun))
+        took = time.monotonic() - begun
+        self._follow_at = begun + (min(FOLLOW_S, 10 * took) if took > FOLLOWED_S else 0.0)
 
     # What is planned and chosen
 

@@ -840,6 +840,7 @@ def test_partitions_of_a_worker_that_leaves_are_looked_at(
     others.hear("a", GONE)
     others.hear("b", GONE)
     others.hear("c", GONE)
+    pass_time(dispatcher, dispatcher._turns.follow_in)
     settle_down(dispatcher)
     assert len(pool.fed) == 1
 
