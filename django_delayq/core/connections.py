@@ -29,8 +29,8 @@ def note_connections() -> None:
     """At the start of a thread, make its connections, not connected, for renew_all(). To ask Django
     for them after each message takes a twentieth of a task with one UPDATE.
 
-    One that fails while it connects sends no signal: it would not be renewed if it was noted by the
-    signal alone. The signal is for aliases that the project adds later, and that it removes.
+    The signal alone would not do: a connection that fails while it connects sends none, and would
+    never be renewed. It is for aliases that the project adds or removes later.
     """
     for alias in connections:
         try:

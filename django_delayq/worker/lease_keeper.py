@@ -24,8 +24,8 @@ from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 
-#: Seconds after its claim at which a lease needs the first look: a third of the shortest. Most of a
-#: busy worker end before, and a look at each took 5 % of its time when it ran batches.
+#: Seconds after its claim at which a lease needs the first look: a third of the shortest lease.
+#: Most leases of a busy worker end before. A look at each took 5 % of its time when it ran batches.
 YOUNG = 1 / 3
 #: Seconds until the second look at a lease whose message has ended: its own run may have ended it
 #: a moment ago.

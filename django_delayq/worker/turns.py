@@ -18,9 +18,9 @@ logger = logging.getLogger("delayq.worker")
 
 #: A worker that could not take all that was due counts as full for so many seconds.
 FULL_S = 1.0
-#: Where the order of the workers changes again and again, and to follow it takes longer than this,
-#: that takes a tenth of the time at most, and is put off by so many seconds at most.
-FOLLOWED_S, FOLLOW_S = 0.002, 0.3
+#: A worker looks at the order of the workers at once when the last look took less than QUICK_S
+#: seconds. Slower looks take a tenth of its time: the next one is put off, by PUT_OFF_S at most.
+QUICK_S, PUT_OFF_S = 0.002, 0.3
 
 
 class Turns:
@@ -115,7 +115,7 @@ class Turns:
                 visit.is_own = True
                 self._agenda.expect(visit.partition, due_ms)
         took = time.monotonic() - begun
-        self._follow_at = begun + (min(FOLLOW_S, 10 * took) if took > FOLLOWED_S else 0.0)
+        self._follow_at = begun + (min(PUT_OFF_S, 10 * took) if took > QUICK_S else 0.0)
 
     # What is planned and chosen
 
