@@ -72,6 +72,13 @@ def test_the_lease_ends_a_ttr_after_the_claim(store: RedisStore) -> None:
     assert claimed.leases[0].ttr_ms == 30_000
 
 
+def test_each_lease_of_a_claim_has_the_ttr_of_its_message(store: RedisStore) -> None:
+    ids = [enqueue(store, ttr_ms=ttr) for ttr in (30_000, 2_000, 30_000)]
+    claimed = store.claim(PARTITION, 3)
+    deadlines = [dump(store)["leased"][message_id] for message_id in ids]
+    assert [end - claimed.now_us // 1000 for end in deadlines] == [30_000, 2_000, 30_000]
+
+
 def test_every_lease_of_a_claim_has_the_token_of_the_caller(store: RedisStore) -> None:
     enqueue_many(store, 3)
     token = os.urandom(16)

@@ -10,7 +10,7 @@ if redis.call('HEXISTS', MESSAGES, id) == 1 then return nil end
 
 redis.call('HSET', MESSAGES, id, record)
 local head = head_of(LANE)
-redis.call('ZADD', LANE, due, id)
+redis.call('ZADD', LANE, string.format('%d', due), id) -- as text: see shared/partition.lua
 if not head or due < head then wake(string.format('%.0f', due)) end
 redis.call('HINCRBY', META, 'enqueued', 1)
 return NOW_US

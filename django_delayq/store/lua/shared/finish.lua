@@ -1,5 +1,7 @@
 -- Shared: how a message ends.
 
+local NOW_TEXT -- made once, for the first entry
+
 -- Whether the outbox holds a row of this message (flag bit 7).
 local function durable(record)
   return (string.byte(record or '', 15) or 0) >= 128
@@ -17,11 +19,12 @@ local function finish(archive, id, state, record, attempts, detail, due)
   elseif archive == 'none' or archive == 'dead' and state ~= 'dead' then
     return
   end
+  NOW_TEXT = NOW_TEXT or text_of(NOW)
   if due then
-    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
+    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW_TEXT, 'record', record or '',
       'attempts', attempts or '', 'detail', detail, 'due', due)
   else
-    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW, 'record', record or '',
+    redis.call('XADD', FINISHED, '*', 'id', id, 'state', state, 'at', NOW_TEXT, 'record', record or '',
       'attempts', attempts or '', 'detail', detail)
   end
 end

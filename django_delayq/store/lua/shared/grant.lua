@@ -18,6 +18,7 @@ end
 local function grant(ids, records, olds, scores, lanes, token, late)
   local claimed, leases, entries, taken, over = {}, {}, {}, {{}, {}, {}}, {}
   local first_claim, never = struct.pack('>I6', NOW), string.rep('\0', 6)
+  local ends = {} -- lease time -> when such a lease ends: the messages of a task have the same
   for i, record in ipairs(records) do
     local id, old = ids[i], olds[i]
     local members = taken[lanes[i]]
@@ -31,8 +32,10 @@ local function grant(ids, records, olds, scores, lanes, token, late)
       local before = old and string.sub(old, 11, 16)
       local entry = struct.pack('>I2I2I6', math.min(attempt + 1, 65535), crashes, scores[i])
         .. (before ~= never and before or first_claim) .. token .. (old and string.sub(old, 33) or never)
+      local ttr = whole and struct.unpack('>I4', record, 16) or 60000
+      ends[ttr] = ends[ttr] or text_of(NOW + ttr)
       local n = #leases
-      leases[n + 1], leases[n + 2] = NOW + (whole and struct.unpack('>I4', record, 16) or 60000), id
+      leases[n + 1], leases[n + 2] = ends[ttr], id
       entries[n + 1], entries[n + 2] = id, entry
       n = #claimed
       claimed[n + 1], claimed[n + 2], claimed[n + 3] = id, record, entry
