@@ -39,7 +39,7 @@ WARM_CALLS = 32
 PEER_COUNT = 4_000
 #: Most other queues start a process for each core.
 TWO = ", 2 processes"
-TWO_PROCESSES = ["--processes", "2", "--concurrency", "4"]
+TWO_PROCESSES = ["--processes", "2"]
 
 
 def main(arguments: list[str]) -> None:
