@@ -336,10 +336,17 @@ def test_limit_counts_what_is_run_and_not_what_is_given_back(
 
 
 def test_round_ends_at_a_suspect_and_the_next_one_has_its_turn_later(
-    dispatcher: Dispatcher, pool: Takes, coroutines: Takes, shared: Shared, delayq: RedisStore
+    pool: Any, coroutines: Any, shared: Shared, delayq: RedisStore
 ) -> None:
     """Both would be claimed in one round, and the first would be forgotten: held, extended for
     ever, never run."""
+
+    def give_back(leases: Sequence[Lease], *, later: bool = False) -> None:
+        for lease in leases:
+            delayq.release(lease.partition, [lease])
+            shared.held.discard(lease)
+
+    dispatcher = Dispatcher(shared, Fleet(shared), pool, coroutines, give_back, no_batches)
     first, second = (
         record.using(due_at=LONG_AGO).enqueue(1),
         remind.using(due_at=LONG_AGO).enqueue(2),
