@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -152,3 +152,21 @@ def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
             f"There is no column {missing[0]!r}, only {', '.join(schema.names)}."
         )
     return pa.schema([schema.field(name) for name in names])
+
+
+def packed_rows(batches: Iterable[pa.RecordBatch]) -> pa.BinaryArray:
+    """Each batch as one value, without its schema; less than 2 GiB together."""
+    bytes_of, ends = pa.BufferOutputStream(), [0]
+    for rows in batches:
+        bytes_of.write(rows.serialize())
+        ends.append(bytes_of.tell())
+    # pa.array() of such values takes ten times as long.
+    buffers = [None, pa.array(ends, pa.int32()).buffers()[1], bytes_of.getvalue()]
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
+
+
+def unpacked_rows(values: Iterable[pa.BinaryScalar], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of packed_rows() values; of null there are none."""
+    for value in values:
+        if value.is_valid:
+            yield pa.ipc.read_record_batch(value.as_buffer(), schema)

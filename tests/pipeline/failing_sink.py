@@ -33,12 +33,9 @@ class FailingSink(QueueSink):
 class FailingWriter(QueueWriter):
     """Fails in the tasks with an odd number, always."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        """One task of Spark."""
-        return super().write(self._broken_off(iterator))
-
-    def _broken_off(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in iterator:
+    def messages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Of one task of Spark."""
+        for batch in super().messages(batches):
             yield batch.slice(0, 20)
             if TaskContext.get().partitionId() % 2:  # type: ignore[union-attr]
                 raise RuntimeError("the machine has gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -13,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
-from pyspark.testing import assertDataFrameEqual, assertSchemaEqual
+from pyspark.testing import assertSchemaEqual
 
 from django_delayq.core.message import Record, decode_body, key_id, task_code
 from django_delayq.core.times import MAX_DELAY_MS
@@ -26,7 +27,7 @@ from django_delayq.pipeline.bulk_load import (
     schedule,
     task_specs,
 )
-from django_delayq.pipeline.bulk_load.row_messages import MessageMaker
+from django_delayq.pipeline.bulk_load.row_messages import MADE, MessageMaker
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.params import ParameterSpec, ScheduleOptions, TaskSpec
 from django_delayq.pipeline.sinks.loader import load_arguments
@@ -72,10 +73,25 @@ def planned(given: ScheduleOptions, schema: Any) -> row_messages.Plan:
     return row_messages.plan(given, to_arrow_schema(schema, timezone="UTC"))
 
 
+def maker_of(frame: Any, given: ScheduleOptions, limit: int = LIMIT) -> MessageMaker:
+    """For a topic of four partitions."""
+    return MessageMaker(planned=planned(given, frame.schema), now=NOW, limit=limit, partitions=4)
+
+
 def rows_of(frame: Any, given: ScheduleOptions, limit: int = LIMIT) -> Any:
-    """The frame as messages, for a topic of four partitions."""
-    maker = MessageMaker(planned=planned(given, frame.schema), now=NOW, limit=limit, partitions=4)
-    return schedule.message_rows(frame, maker)
+    """The frame as messages, and as rows that are none."""
+    return frame.mapInArrow(maker_of(frame, given, limit), from_arrow_schema(MADE))
+
+
+def ready(frame: Any, given: ScheduleOptions) -> Any:
+    """The messages, each cell in one task and in its order."""
+
+    def messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from schemas.unpacked_rows(batch["messages"], schemas.MESSAGES)
+
+    pieces = schedule.message_pieces(frame, maker_of(frame, given))
+    return pieces.mapInArrow(messages, from_arrow_schema(schemas.MESSAGES))
 
 
 def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> list[Any]:
@@ -120,8 +136,8 @@ def test_ids_without_keys_are_as_certain_and_never_those_of_keys(spark: Any) -> 
 
 def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> None:
     frame = spark.range(2_000).selectExpr("cast(id AS string) AS k")
-    arranged = message_frames.message_columns(rows_of(frame, options()).where("copies = 1"))
-    tasks: list[list[Any]] = arranged.select(*schemas.SPLIT, "id").rdd.glom().collect()
+    chosen = ready(frame, options()).select(*schemas.SPLIT, "id")
+    tasks: list[list[Any]] = chosen.rdd.glom().collect()
     seen = [{tuple(row[:3]) for row in rows} for rows in tasks]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 12
     for rows in tasks:
@@ -131,11 +147,10 @@ def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> No
 
 def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
     frame = spark.createDataFrame([], "k string")
-    arranged = rows_of(frame, options())
-    chosen = message_frames.message_columns(arranged)
+    chosen = message_frames.message_columns(rows_of(frame, options()))
     assertSchemaEqual(chosen.schema, from_arrow_schema(schemas.MESSAGES), ignoreNullable=True)
-    assertDataFrameEqual(chosen, spark.createDataFrame([], from_arrow_schema(schemas.MESSAGES)))
-    assert tuple(arranged.agg(*message_frames.summed()).first()) == (0, 0, "0")
+    assert ready(frame, options()).collect() == []
+    assert schedule.message_pieces(frame, maker_of(frame, options())).collect() == []
 
 
 def test_the_sum_is_of_the_rows_and_not_of_their_order(spark: Any) -> None:
@@ -399,7 +414,7 @@ def test_a_parameter_by_position_needs_those_before_it(spark: Any) -> None:
 
 
 def test_keys_that_can_be_none_are_refused(spark: Any) -> None:
-    rows = [(None,), ("",), ("x" * 257,), ("a\0b",), ("twice",), ("twice",), ("good",)]
+    rows = [(None,), ("",), ("x" * 257,), ("a\0b",), ("good",)]
     found = made(spark, rows, "k string", options())
     said = {row["name"]: row["reason"] for row in found}
     assert said == {
@@ -407,7 +422,6 @@ def test_keys_that_can_be_none_are_refused(spark: Any) -> None:
         "": "its key is empty",
         "x" * 257: "its key has more than 256 characters",
         "a\0b": "its key has the character NUL",
-        "twice": "its key stands 2 times in the source",
         "good": None,
     }
     assert [row["id"] is None for row in found if row["name"] is None] == [True]
@@ -513,10 +527,7 @@ def test_text_of_csv_is_read_as_the_task_takes_it(spark: Any) -> None:
 
 def test_a_row_that_is_refused_is_given_back_whole(spark: Any) -> None:
     frame = spark.createDataFrame([("1", 5), ("2", 6), ("2", 7), (None, 8)], "k string, x int")
-    maker = MessageMaker(
-        planned=planned(options(), frame.schema), now=NOW, limit=LIMIT, partitions=4
-    )
-    found = schedule.rejects(frame, maker).collect()
+    found = schedule.rejects(frame, maker_of(frame, options())).collect()
     assert sorted((row["reason"], row["row"].toPython()["x"]) for row in found) == [
         ("its key is null", 8),
         ("its key stands 2 times in the source", 6),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
@@ -60,18 +60,8 @@ def placed(frame: DataFrame, counts: Mapping[str, int], splits: int) -> DataFram
 
 
 def arranged(frame: DataFrame, most: int) -> DataFrame:
-    """Each cell in one piece and in the order of its ids, with `copies`: how many rows have the id
-    of this one. In at most `most` tasks of Spark.
-
-    By `cell` and nothing else: Spark leaves constant columns out, and would spread the rows anew
-    for what is left.
-    """
-    copies = F.count(F.lit(1)).over(Window.partitionBy("cell", "id"))
-    return (
-        frame.repartition(tasks_of(frame, most), "cell")
-        .withColumn("copies", copies)
-        .sortWithinPartitions("cell", "id")
-    )
+    """Each cell in one piece and in the order of its ids. In at most `most` tasks of Spark."""
+    return frame.repartition(tasks_of(frame, most), "cell").sortWithinPartitions("cell", "id")
 
 
 def tasks_of(frame: DataFrame, most: int) -> int:
@@ -101,10 +91,10 @@ def message_columns(frame: DataFrame) -> DataFrame:
 
 
 def write(frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
-    """Write messages that are arranged()."""
+    """Write messages that are arranged(): their columns, or packed ones (queue_sink.py)."""
     frame.sparkSession.dataSource.register(QueueSink)
     given = {"redis": encoded(redis), "load": encoded(spec)}
-    message_columns(frame).write.format(FORMAT).options(**given).mode("append").save()
+    frame.write.format(FORMAT).options(**given).mode("append").save()
 
 
 def share(frame: DataFrame, per_second: float | None, most: int) -> float | None:

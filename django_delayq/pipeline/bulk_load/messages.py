@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -72,8 +72,7 @@ def cells(
     named = encoded.indices.fill_null(-1).to_numpy()
     absent = np.array([name not in counts for name in names])[named]
     absent |= message_ids.is_null().to_numpy(zero_copy_only=False)
-    filled = pc.fill_null(message_ids, pa.scalar(bytes(16), pa.binary()))
-    digits = np.frombuffer(b"".join(filled.to_pylist()), np.uint8).reshape(-1, 16)
+    digits = bytes_of(message_ids)
     last = np.ascontiguousarray(digits[:, 12:]).view(">u4")[:, 0].astype(np.int64)
     middle = np.ascontiguousarray(digits[:, 9:11]).view(">u2")[:, 0].astype(np.int64)
     partition = last % np.array([counts.get(name, 1) for name in names])[named]
@@ -81,6 +80,14 @@ def cells(
     cell = np.array([first.get(name, 0) for name in names])[named] + partition * splits + split
     columns = [pa.array(numbers, pa.int32()) for numbers in (partition, split, cell)]
     return pa.StructArray.from_arrays(columns, fields=list(PLACES), mask=pa.array(absent))
+
+
+def bytes_of(message_ids: pa.Array) -> Any:
+    """The 16 bytes of each, in a row of numpy; zeros without an id."""
+    filled = pc.fill_null(message_ids, pa.scalar(bytes(16), pa.binary())).cast(pa.binary(16))
+    start = 16 * filled.offset
+    values = filled.buffers()[1][start : start + 16 * len(filled)]
+    return np.frombuffer(values, np.uint8).reshape(-1, 16)
 
 
 def hashes(
@@ -95,3 +102,28 @@ def hashes(
     blake = hashlib.blake2b
     digests = [blake(one, digest_size=8).digest() for one in whole.to_pylist()]
     return pa.array(np.frombuffer(b"".join(digests), ">i8").astype(np.int64))
+
+
+def copies(message_ids: pa.ChunkedArray) -> pa.Array:
+    """How many of these have the id of each; 0 without an id."""
+    encoded = message_ids.combine_chunks().dictionary_encode().indices
+    number = encoded.fill_null(-1).to_numpy() + 1
+    counts = np.bincount(number, minlength=1)
+    counts[0] = 0
+    return pa.array(counts[number])
+
+
+def totals(body: pa.ChunkedArray, hashed: pa.ChunkedArray) -> LoadTotals:
+    """Of messages with these bodies and hashes()."""
+    sizes = pc.binary_length(body.cast(pa.large_binary()))
+    whole = pc.sum(hashed.cast(pa.decimal128(38)))
+    return LoadTotals(len(body), pc.sum(sizes).as_py() or 0, str(whole.as_py() or 0))
+
+
+def refusals(bad: pa.Table) -> pa.ChunkedArray:
+    """Why each of these rows is refused. They have `reason`, and `copies` as copies() counts them:
+    nobody knows which of the rows that share a key is meant."""
+    twice = pc.binary_join_element_wise(
+        "its key stands ", bad["copies"].cast(pa.string()), " times in the source", ""
+    )
+    return pc.coalesce(bad["reason"], twice)

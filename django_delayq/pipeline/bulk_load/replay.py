@@ -167,6 +167,7 @@ def _run(
         report.problems.append(note)
     tell(f"writing {letters.good.rows:,} messages")
     good = letters.made.where(F.col("reason").isNull())
+    columns = message_frames.message_columns(good)
     spec = LoadSpec(
         job=options.job, fingerprint=loads.encode_fingerprint(fingerprint),
         tasks={task_code(task.name).hex(): task.name for task in options.tasks},
@@ -174,7 +175,7 @@ def _run(
         per_second=message_frames.share(good, options.max_per_second, letters.cells),
     )  # fmt: skip
     report.figures |= fences.add(
-        lambda load: message_frames.write(good, params.redis, load), spec, options.delay_ms
+        lambda load: message_frames.write(columns, params.redis, load), spec, options.delay_ms
     )
     tell("marking the origins")
     conditions = {

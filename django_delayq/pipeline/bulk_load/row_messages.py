@@ -48,6 +48,9 @@ MADE = pa.schema(
     ]
 )
 
+#: MADE with bodies that may be more than 2 GiB together.
+LARGE = MADE.set(MADE.get_field_index("body"), pa.field("body", pa.large_string()))
+
 Kinds = Callable[[pa.DataType], bool]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -23,10 +24,12 @@ from ...core.conf import check_name
 from ...store.store import RedisStore
 from ..job_errors import Refused
 from ..params import Params, Report, ScheduleOptions, Tell
+from ..schemas import unpacked_rows
 from ..sinks.loader import LoadSpec
-from . import message_frames, row_messages, scheduling
+from ..sinks.queue_sink import PACKED
+from . import message_frames, pieces, row_messages, scheduling
 from .messages import LoadTotals
-from .row_messages import MADE, MessageMaker
+from .row_messages import MessageMaker
 from .schedule_source import read_source
 
 #: Names of files that Spark writes: parts, their checksums, and the mark of the end.
@@ -55,16 +58,30 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             rows.made.unpersist()
 
 
-def message_rows(source: DataFrame, maker: MessageMaker) -> DataFrame:
-    """MADE of each row, arranged. All rows that share a key are refused: nobody knows which of them
-    is meant."""
-    made = source.mapInArrow(maker, from_arrow_schema(MADE))
-    found = message_frames.arranged(made, maker.partitions * maker.planned.options.splits)
-    copies = F.concat(
-        F.lit("its key stands "), F.col("copies").cast("string"), F.lit(" times in the source")
+def message_pieces(source: DataFrame, maker: MessageMaker) -> DataFrame:
+    """pieces.READY of all rows, each cell in one task of Spark."""
+
+    def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pieces.cut(maker(batches))
+
+    tasks = message_frames.tasks_of(source, maker.partitions * maker.planned.options.splits)
+    cell = F.floor(F.col("place") / pieces.PARTS).cast("int")
+    return (
+        source.mapInArrow(cut, from_arrow_schema(pieces.CUT_ROWS))
+        .repartitionById(tasks, cell % tasks)
+        .sortWithinPartitions("place")
+        .mapInArrow(pieces.ready, from_arrow_schema(pieces.READY))
     )
-    twice = F.when(F.col("id").isNotNull() & (F.col("copies") > 1), copies)
-    return found.withColumn("reason", F.coalesce("reason", twice))
+
+
+def refused(made: DataFrame) -> DataFrame:
+    """pieces.WHY of the rows that are no messages."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from unpacked_rows(batch["why"], pieces.WHY)
+
+    return made.select("why").mapInArrow(rows, from_arrow_schema(pieces.WHY))
 
 
 class _FrameRows:
@@ -73,28 +90,28 @@ class _FrameRows:
     def __init__(self, source: DataFrame, maker: MessageMaker, params: Params) -> None:
         self._source, self._maker, self._redis = source, maker, params.redis
         self._options = maker.planned.options
-        self.made = message_rows(source, maker).persist(StorageLevel.MEMORY_AND_DISK)
-        summed = self.made.groupBy(F.col("reason").isNull().alias("good"))
-        found = {
-            row["good"]: LoadTotals(row["rows"], row["body_bytes"], row["hash"])
-            for row in summed.agg(*message_frames.summed()).collect()
-        }
-        self.good = found.get(True, LoadTotals(0, 0, "0"))
-        self.bad = found[False].rows if False in found else 0
+        self.made = message_pieces(source, maker).persist(StorageLevel.MEMORY_AND_DISK)
+        hashed = F.sum(F.col("hash").cast("decimal(38,0)")).cast("string")
+        (found,) = self.made.agg(
+            F.sum("rows"), F.sum("body_bytes"), hashed, F.sum("refused")
+        ).collect()
+        self.good = LoadTotals(found[0] or 0, found[1] or 0, found[2] or "0")
+        self.bad = found[3] or 0
 
     def named(self) -> Sequence[Mapping[str, Any]]:
         if not self.bad:
             return []
-        first = self.made.where(F.col("reason").isNotNull()).orderBy("name")
-        found = first.limit(scheduling.NAMED).select(F.col("name").alias("key"), "reason").collect()
+        first = refused(self.made).orderBy("name").limit(scheduling.NAMED)
+        found = first.select(F.col("name").alias("key"), "reason").collect()
         return [row.asDict() for row in found]
 
     def write_rejects(self) -> None:
-        refused = rejects(self._source, self._maker)
-        refused.coalesce(1).write.mode("overwrite").json(_rejects_folder(self._options))
+        given = rejects(self._source, self._maker)
+        given.coalesce(1).write.mode("overwrite").json(_rejects_folder(self._options))
 
     def write(self, spec: LoadSpec) -> None:
-        message_frames.write(self.made.where(F.col("reason").isNull()), self._redis, spec)
+        ready = self.made.where(F.col(PACKED).isNotNull()).select(PACKED)
+        message_frames.write(ready, self._redis, spec)
 
     def rate(self) -> float | None:
         most = self._maker.partitions * self._options.splits
@@ -106,11 +123,8 @@ class _FrameRows:
 
 def rejects(source: DataFrame, maker: MessageMaker) -> DataFrame:
     """Each row that cannot be a message, and why."""
-    return (
-        message_rows(source, replace(maker, keep=True))
-        .where(F.col("reason").isNotNull())
-        .select("reason", F.try_parse_json("row").alias("row"))
-    )
+    found = refused(message_pieces(source, replace(maker, keep=True)))
+    return found.select("reason", F.try_parse_json("row").alias("row"))
 
 
 def _rejects_folder(options: ScheduleOptions) -> str:

@@ -24,19 +24,16 @@ from .. import schemas
 from ..job_errors import Refused
 from ..params import Report, ScheduleOptions
 from ..sinks.loader import Loader, LoadSpec
-from . import row_messages, scheduling
-from .messages import LoadTotals
+from . import messages, row_messages, scheduling
 from .row_files import RowFile, open_rows, unreadable
-from .row_messages import MADE, MessageMaker
+from .row_messages import LARGE, MessageMaker
 
 #: Takes a line about the progress, how many rows are done, and of how many (0: not known).
 Progress = Callable[[str, int, int], object]
 #: Messages that are handed to the Loader at a time.
 BATCH = 10_000
 #: MADE with the line of each row: see row_files.Lines. All bodies together may be more than 2 GiB.
-READ = MADE.append(pa.field("line", pa.int64())).set(
-    MADE.get_field_index("body"), pa.field("body", pa.large_string())
-)
+READ = LARGE.append(pa.field("line", pa.int64()))
 
 
 def send_file(
@@ -71,12 +68,7 @@ class _FileRows:
         self._file, self._maker, self._store, self._progress = file, maker, store, progress
         self._options = maker.planned.options
         self._made = self._read().combine_chunks()
-        ids = self._made.column("id").combine_chunks().dictionary_encode().indices.fill_null(-1)
-        # Of a row without a key: 0. All rows that share a key are refused.
-        number = ids.to_numpy() + 1
-        counts = np.bincount(number, minlength=1)
-        counts[0] = 0
-        copies = pa.array(counts[number])
+        copies = messages.copies(self._made.column("id"))
         fits = pc.and_(pc.is_null(self._made.column("reason")), pc.equal(copies, 1))
         self._refused = self._made.append_column("copies", copies).filter(pc.invert(fits))
         self.bad = len(self._refused)
@@ -86,10 +78,8 @@ class _FileRows:
             self._made.select(["cell", "id"]), [("cell", "ascending"), ("id", "ascending")]
         )
         self._order = _by_turns(self._made.column("cell"), order.filter(fits.take(order)))
-        sizes = pc.binary_length(self._made.column("body").cast(pa.large_binary())).filter(fits)
-        total = pc.sum(self._made.column("hash").filter(fits).cast(pa.decimal128(38)))
-        self.good = LoadTotals(
-            len(self._order), pc.sum(sizes).as_py() or 0, str(total.as_py() or 0)
+        self.good = messages.totals(
+            self._made.column("body").filter(fits), self._made.column("hash").filter(fits)
         )
 
     def named(self) -> Sequence[Mapping[str, Any]]:
@@ -117,7 +107,7 @@ class _FileRows:
         unfinished.replace(path)
 
     def write(self, spec: LoadSpec) -> None:
-        rows, messages = self.good.rows, self._made.select(schemas.MESSAGES.names)
+        rows, chosen = self.good.rows, self._made.select(schemas.MESSAGES.names)
 
         def tell(done: int) -> None:
             self._progress(f"{done:,} of {rows:,} messages", done, rows)
@@ -125,7 +115,7 @@ class _FileRows:
         batches = (
             batch
             for at in range(0, rows, BATCH)
-            for batch in messages.take(self._order.slice(at, BATCH)).to_batches()
+            for batch in chosen.take(self._order.slice(at, BATCH)).to_batches()
         )
         Loader(self._store, spec).run(batches, tell)
 
@@ -145,12 +135,9 @@ class _FileRows:
 
     def _bad(self) -> list[tuple[int, str | None, str, str | None]]:
         """Line, key, reason, and the row if it is known, of each row that is refused."""
-        names = ("line", "name", "reason", "row", "copies")
-        columns = (self._refused.column(name).to_pylist() for name in names)
-        return sorted(
-            (line, key, reason or f"its key stands {copies} times in the source", row)
-            for line, key, reason, row, copies in zip(*columns, strict=True)
-        )
+        line, key, row = (self._refused.column(name) for name in ("line", "name", "row"))
+        columns = (line, key, messages.refusals(self._refused), row)
+        return sorted(zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def _by_turns(cells: pa.ChunkedArray, order: pa.Array) -> pa.Array:
