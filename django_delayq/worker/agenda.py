@@ -50,10 +50,10 @@ class Agenda:
         self._order = itertools.count()
         self.visits: dict[Partition, Visit] = {}
 
-    def add(self, partition: Partition) -> None:
+    def add(self, partition: Partition, rank: int = 0) -> None:
         """Serve this partition too, beginning with a visit."""
         if partition not in self.visits:
-            self.visits[partition] = Visit(partition)
+            self.visits[partition] = Visit(partition, rank=rank)
             self.expect(partition, 0)
 
     def expect(self, partition: Partition, due_ms: float) -> None:

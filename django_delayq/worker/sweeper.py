@@ -52,7 +52,7 @@ class Sweeper:
         if now >= self.partitions_at:  # partitions may be added while we run
             for topic in self._shared.topics:
                 for partition in self._claims.served(topic):
-                    self._agenda.add(partition)
+                    self._agenda.add(partition, self._fleet.rank(partition))
             self.partitions_at = now + max(PARTITIONS_S, PARTITIONS_S_EACH * self._fleet.size)
         if now >= self.everywhere_at:
             self._look_everywhere()

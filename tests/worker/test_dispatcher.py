@@ -20,7 +20,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
-from django_delayq.worker.fleet import FULL, GONE, STEP_IN, Fleet
+from django_delayq.worker.fleet import ABSENT, FULL, GONE, STEP_IN, Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import crowd, noop, record, remind
 from tests.faults import lost_answers, scripts_run
@@ -850,6 +850,22 @@ def test_partitions_of_a_worker_that_leaves_are_looked_at(
     pass_time(dispatcher, dispatcher._turns.follow_in)
     settle_down(dispatcher)
     assert len(pool.fed) == 1
+
+
+def test_partition_that_was_added_is_looked_at_when_all_who_came_first_have_gone(
+    dispatcher: Dispatcher, others: Fleet, shared: Shared
+) -> None:
+    added = next(part for n in range(1, 99) if others.rank(part := Partition("default", n)) > 1)
+    shared.store.topics.register("default", added.number + 1)
+    dispatcher.hint(added, 0)
+    settle_down(dispatcher)
+    visit = dispatcher.agenda.visits[added]
+    assert (visit.due_ms, visit.rank) == (None, others.rank(added))
+    silent = {name: other._replace(load=ABSENT) for name, other in others._others.items()}
+    others._replace(silent)  # all at once, as after a roll call
+    pass_time(dispatcher, dispatcher._turns.follow_in)
+    dispatcher._turns.follow()
+    assert visit.due_ms == 0
 
 
 def test_quiet_worker_leaves_the_fleet(
