@@ -65,6 +65,7 @@ class Turns:
         if partition is not None and not self._fleet.is_alone:
             visit = self._agenda.visits.get(partition)
             if visit is not None and not visit.backlog:
+                self._note_rank(visit)
                 wait = self._fleet.patience(partition, due_ms)
         if wait is None:  # a matter of others
             return False
@@ -216,7 +217,13 @@ class Turns:
 
     def _stand_in(self, visit: Visit, due_ms: float) -> None:
         """Look a moment after the due time, if that is for this worker to do."""
+        self._note_rank(visit)
         patience = self._fleet.patience(visit.partition, due_ms)
         if patience is not None:
             self._standing_in[visit] = min(due_ms, self._standing_in.get(visit, math.inf))
             self._agenda.expect(visit.partition, due_ms + 1000 * patience)
+
+    def _note_rank(self, visit: Visit) -> None:
+        """What is left to others now falls to this worker when they have gone, also if they came
+        and went between two looks at the order. So this comes before the message is left."""
+        visit.rank = max(visit.rank, self._fleet.rank(visit.partition))

@@ -852,6 +852,31 @@ def test_partitions_of_a_worker_that_leaves_are_looked_at(
     assert len(pool.fed) == 1
 
 
+@pytest.mark.parametrize("known", ["before", "meanwhile"])
+def test_what_was_left_to_workers_that_came_and_went_between_two_looks_is_claimed(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """A look at the order of the workers may be put off: each time this one was the home."""
+    monkeypatch.setattr(others, "is_drawn", lambda *of: False)
+    place(others, 0)
+    dispatcher._turns._fleet_changes = -1
+    settle_down(dispatcher)
+    if known == "meanwhile":
+        place(others, 2)
+    record.using(delay=0.1).enqueue(1)
+    dispatcher.hint(DEFAULT, 0)
+    settle_down(dispatcher)
+    place(others, 2)
+    pass_time(dispatcher, 0.1)
+    dispatcher.run_once()
+    assert pool.fed == []
+    for name in ("a", "b", "c"):
+        others.hear(name, GONE)
+    pass_time(dispatcher, dispatcher._turns.follow_in)
+    settle_down(dispatcher)
+    assert len(pool.fed) == 1
+
+
 def test_partition_that_was_added_is_looked_at_when_all_who_came_first_have_gone(
     dispatcher: Dispatcher, others: Fleet, shared: Shared
 ) -> None:
