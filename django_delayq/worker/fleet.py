@@ -17,6 +17,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from ..core.exceptions import StoreError
 from ..store.beats import is_alive
 from ..store.keys import Partition
 from .shared import Shared
@@ -260,7 +261,11 @@ class Fleet:
             is_first = self._said is None
             # First: what is heard from now on counts for the next time.
             self._is_called = self._is_accused = is_news = False
-            self._tell(self._shared.name, load)
+            try:
+                self._tell(self._shared.name, load)
+            except StoreError:  # nobody asks again for long
+                self._is_called = True
+                raise
             self._said, self._said_at = load, now
             if is_first:
                 self.call()

@@ -6,10 +6,11 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
-from django_delayq.core.exceptions import DelayQError
+from django_delayq.core.exceptions import DelayQError, StoreError
 from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import FLEET_HINT, Partition
 from django_delayq.store.store import RedisStore
@@ -188,6 +189,20 @@ def test_who_does_not_answer_a_roll_call_is_absent(
     crew["b"]._said_at = 0.0
     crew["b"].say(0)
     assert a.size == 3
+
+
+def test_an_answer_that_redis_did_not_take_is_given_again(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = crew.join("a", "b")
+    b.hear(EVERYBODY, 0)
+    with monkeypatch.context() as away:
+        away.setattr(b, "_tell", mock.Mock(side_effect=StoreError("away")))
+        with pytest.raises(StoreError):
+            b.say(0)
+    a.hear("b", ABSENT)  # its answer did not come
+    b.say(0)
+    assert a.size == 2
 
 
 def test_two_roll_calls_in_a_moment_are_one(crew: Crew) -> None:
