@@ -36,6 +36,7 @@ class Turns:
         is_limited: Callable[[Partition], bool],
     ) -> None:
         self._shared = shared
+        self._topics = frozenset(shared.topics)
         self._fleet = fleet
         self._agenda = agenda
         self._is_limited = is_limited
@@ -62,9 +63,11 @@ class Turns:
         """The partition (None: any) may have a message that is due then. Returns whether to begin a
         round for it. Thread-safe."""
         wait: float | None = 0.0
-        if partition is not None and not self._fleet.is_alone:
+        if partition is not None:
             visit = self._agenda.visits.get(partition)
-            if visit is not None and not visit.backlog:
+            if visit is None and partition.topic not in self._topics:
+                return False  # this worker does not serve it
+            if visit is not None and not visit.backlog and not self._fleet.is_alone:
                 self._note_rank(visit)
                 wait = self._fleet.patience(partition, due_ms)
         if wait is None:  # a matter of others

@@ -906,6 +906,19 @@ def test_quiet_worker_leaves_the_fleet(
     assert mine == [f"{FLEET_HINT}{shared.name}:{GONE}:0", f"{FLEET_HINT}{shared.name}:0:0"]
 
 
+def test_hints_of_topics_that_others_serve_begin_no_round(
+    dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle_down(dispatcher)
+    woken = mock.Mock()
+    monkeypatch.setattr(dispatcher.sleeper, "wake", woken)
+    dispatcher.hint(Partition("elsewhere", 0), 0)
+    assert not woken.called
+    assert not dispatcher._turns.has_hints
+    dispatcher.hint(DEFAULT, 0)
+    assert woken.called
+
+
 def test_partition_that_a_hint_tells_of_is_served_at_once(
     dispatcher: Dispatcher, shared: Shared
 ) -> None:
