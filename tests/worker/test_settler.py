@@ -429,6 +429,52 @@ def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:
     assert far.store.queries.stats(lease.partition).meta["acked"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("count", "is_busy", "waits"),
+    [
+        (1, False, 0),
+        (1, True, 0),
+        # The next messages of a limit, or of a key, may wait for these outcomes.
+        (7, False, 0),
+        (2, True, 2),
+        (8, False, 1),
+        (8, True, 2),
+    ],
+)
+def test_outcomes_gather_while_they_come_quickly_or_messages_wait_for_a_thread(
+    shared: Shared,
+    settled: list[Outcome],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    *,
+    is_busy: bool,
+    waits: int,
+) -> None:
+    settler = Settler(shared, settled.extend, lambda: is_busy)
+    waited = list[float]()
+    monkeypatch.setattr(settler._pace, "wait", waited.append)
+    monkeypatch.setattr("django_delayq.worker.settler.GATHER", 60.0)
+    monkeypatch.setattr("django_delayq.worker.settler.BUSY_GATHER", 120.0)
+    for leases in (claim_many(shared, noop, count), claim_many(shared, noop, 1)):
+        settler.put_all(outcome(lease) for lease in leases)
+        settler.run_once()
+    assert (len(waited), len(settled)) == (waits, count + 1)
+
+
+def test_outcomes_leave_when_no_message_waits_for_a_thread_any_more(
+    shared: Shared, settled: list[Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = [True, False]
+    settler = Settler(shared, settled.extend, lambda: busy.pop(0))
+    waited = list[float]()
+    monkeypatch.setattr(settler._pace, "wait", waited.append)
+    monkeypatch.setattr("django_delayq.worker.settler.GATHER", 60.0)
+    for leases in (claim_many(shared, noop, 2), claim_many(shared, noop, 1)):
+        settler.put_all(outcome(lease) for lease in leases)
+        settler.run_once()
+    assert (len(waited), len(settled), busy) == (1, 3, [])
+
+
 def test_results_are_given_up_when_the_lease_has_ended(
     settler: Settler,
     claim: Claim,
