@@ -58,6 +58,7 @@ WITH_DEPLOY = {
     "W011": "Redis would evict keys if it had a memory limit.",
     "W012": "Redis writes no append-only file: a restart loses messages.",
     "E013": "The server is too old.",
+    "E018": "Redis is a 32-bit program: messages would run at once.",
     "W014": "The clocks of Redis and of this machine differ.",
     "W015": "CONFIG is forbidden: check the eviction policy of Redis yourself.",
     "W016": "Redis has replicas, and `min-replicas-to-write` is 0: a failover loses messages.",
@@ -421,6 +422,15 @@ def _safety(report: ServerReport) -> list[CheckMessage]:
         oldest = ".".join(str(part) for part in OLDEST_VERSION)
         found.append(
             Error(f"{report.name} is too old: {oldest} or newer is needed.", id="delayq.E013")
+        )
+    if report.bits < 64:
+        found.append(
+            Error(
+                f"{report.name} is a 32-bit program. Times do not fit into its numbers: every "
+                "message would be due at once.",
+                hint="Run a 64-bit Redis. A snapshot of the other one can be read by it.",
+                id="delayq.E018",
+            )
         )
     if abs(report.skew_ms) > CLOCK_SKEW * 1000:
         found.append(

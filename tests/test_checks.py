@@ -294,6 +294,12 @@ def test_old_server_is_e013() -> None:
     assert check_reports([GOOD._replace(version=(6, 2, 0))]) == []
 
 
+def test_server_of_32_bits_is_e018() -> None:
+    (found,) = check_reports([GOOD._replace(bits=32)])
+    assert found.id == "delayq.E018"
+    assert "Redis 7.0.15 is a 32-bit program" in found.msg
+
+
 @pytest.mark.parametrize("skew_ms", [-5_001.0, 5_001.0, 3_600_000.0])
 def test_clock_that_differs_is_w014(skew_ms: float) -> None:
     (found,) = check_reports([GOOD._replace(skew_ms=skew_ms)])

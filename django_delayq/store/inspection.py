@@ -42,6 +42,8 @@ class ServerReport(NamedTuple):
     """How many clients are connected now."""
     most_connections: int | None = None
     """How many may be connected."""
+    bits: int = 64
+    """Those of its numbers. The scripts pack and write times, which do not fit into 32."""
 
 
 def lua_holes(report: ServerReport) -> str:
@@ -96,6 +98,7 @@ def _report(client: Any) -> ServerReport:
         sentinel=isinstance(client.connection_pool, SentinelConnectionPool),
         connections=int(info.get("connected_clients", 0)),
         most_connections=int(most) if most else None,
+        bits=int(info.get("arch_bits", 64)),
     )
 
 
