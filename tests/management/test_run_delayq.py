@@ -3,6 +3,7 @@ tests/acceptance."""
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable
 from datetime import datetime
@@ -263,6 +264,17 @@ def test_defaults() -> None:
         None,
     )
     assert (options.reload, options.embedded, options.max_messages) == (None, False, None)
+
+
+@pytest.mark.parametrize(("before", "after"), [(700, 5_000), (100_000, 100_000), (0, 0)])
+def test_garbage_collector_is_never_busier_than_the_project_wants(before: int, after: int) -> None:
+    defaults = gc.get_threshold()
+    try:
+        gc.set_threshold(before, 11, 12)
+        module._look_less_often()
+        assert gc.get_threshold() == (after, 11, 12)
+    finally:
+        gc.set_threshold(*defaults)
 
 
 def test_environment_gives_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ class Command(BaseCommand):
             # else would wait: 60 ms, also every few scrapes of a thousand topics.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+            _look_less_often()
         # Whoever reads "Ready" may stop this process: the signal waits until its handler is there.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         say(
@@ -252,6 +252,13 @@ class Command(BaseCommand):
             raise ConfigurationError(
                 "This server would lose messages. Change its configuration as the lines above say."
             )
+
+
+def _look_less_often() -> None:
+    """Where the project has chosen more, or has switched the collector off (0), that stays."""
+    young, *others = gc.get_threshold()
+    if 0 < young < YOUNG_OBJECTS:
+        gc.set_threshold(YOUNG_OBJECTS, *others)
 
 
 def _threads(text: str) -> int | str:
