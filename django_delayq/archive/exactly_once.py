@@ -8,6 +8,7 @@ from contextlib import suppress
 from django.db import Error, IntegrityError, NotSupportedError, connections, transaction
 
 from ..core.conf import get_settings
+from ..core.connections import open_blocks
 from ..core.database import can_copy
 from ..core.exceptions import Snooze, TransactionLeftOpen
 from ..store.entries import Entry
@@ -46,10 +47,11 @@ def perform(
     while left:
         try:
             with transaction.atomic(using=connection.alias):
-                blocks = list(connection.atomic_blocks)
+                blocks = open_blocks()
                 run(left)
-                # The end of our block would end the task's instead: no row would be committed.
-                if connection.atomic_blocks != blocks:
+                # The end of our block would end the task's instead: no row would be committed. One
+                # of another alias fails the run too, which the row would keep from a second one.
+                if open_blocks() != blocks:
                     raise TransactionLeftOpen
                 entries = [
                     Entry(b"", lease.partition, lease.id, "acked", ended[0], lease.record,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django.core.cache import caches
 from django.db import close_old_connections, connections
@@ -65,10 +65,7 @@ def renew_all() -> bool:
     left an atomic block open. Never raises."""
     is_left_open = False
     try:
-        known = _of_thread.known
-        if known is None:
-            known = connections.all(initialized_only=True)
-            _of_thread.known = known if _of_thread.noted else None
+        known = _known()
         if _of_thread.noted:
             is_left_open = _undo_left_open(known)
         for connection in known:
@@ -76,6 +73,23 @@ def renew_all() -> bool:
     except Exception:
         logger.exception("a database connection could not be closed")
     return is_left_open
+
+
+def open_blocks() -> Mapping[str, Sequence[object]]:
+    """The atomic blocks that this thread has begun and not ended, by alias."""
+    return {
+        connection.alias: list(connection.atomic_blocks)
+        for connection in _known()
+        if connection.atomic_blocks
+    }
+
+
+def _known() -> Sequence[BaseDatabaseWrapper]:
+    known = _of_thread.known
+    if known is None:
+        known = connections.all(initialized_only=True)
+        _of_thread.known = known if _of_thread.noted else None
+    return known
 
 
 def check_shared() -> None:

@@ -114,3 +114,28 @@ def test_task_that_leaves_a_block_open_has_failed_and_leaves_nothing(
         "django_delayq.core.exceptions.TransactionLeftOpen",
     )
     assert not Counter.objects.exists() and not ArchivedMessage.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+def test_task_that_leaves_a_block_of_another_alias_open_leaves_nothing_either(
+    claim: Claim, run: Any, declared: dict[str, Any]
+) -> None:
+    """The next run would find its row and do nothing."""
+
+    @delayed_task(name="tests.leaves_other_open", exactly_once=True, max_attempts=2)
+    def leave_open() -> None:
+        Counter.objects.create(name="in the transaction of the row")
+        transaction.atomic(using="other").__enter__()
+
+    ended: list[Outcome] = []
+
+    def work() -> None:
+        note_connections()
+        ended.append(run(claim(leave_open)))
+
+    together(work)
+    assert (ended[0].result, ended[0].error_class) == (
+        Result.RETRIED,
+        "django_delayq.core.exceptions.TransactionLeftOpen",
+    )
+    assert not Counter.objects.exists() and not ArchivedMessage.objects.exists()
