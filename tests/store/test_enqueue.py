@@ -112,6 +112,18 @@ def test_an_id_that_occurs_twice_is_refused_before_anything_changes(store: Redis
     assert dump(store) == before
 
 
+@pytest.mark.parametrize(
+    "when", ["inf", "nan", "+inf", "1e300", "281474976710656", "9000000000000.5"]
+)
+def test_a_due_time_that_would_be_cut_is_refused_before_anything_changes(
+    store: RedisStore, when: str
+) -> None:
+    before = dump(store)
+    with pytest.raises(StoreError):
+        send(store, outgoing(when=when))
+    assert dump(store) == before
+
+
 @pytest.mark.parametrize("field", ["when", "expires"])
 def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(
     store: RedisStore, field: str

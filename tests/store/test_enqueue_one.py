@@ -119,6 +119,18 @@ def test_a_delay_counts_from_the_clock_of_redis_which_is_returned(store: RedisSt
     assert (record.enqueued_at_us, record.expires_at_ms) == (now_us, due + 10)
 
 
+@pytest.mark.parametrize(
+    "when", ["inf", "nan", "+inf", "1e300", "281474976710656", "9000000000000.5"]
+)
+def test_a_due_time_that_would_be_cut_is_refused_before_anything_changes(
+    store: RedisStore, when: str
+) -> None:
+    before = dump(store)
+    with pytest.raises(StoreError):
+        send(store, outgoing(when=when))
+    assert dump(store) == before
+
+
 @pytest.mark.parametrize("field", ["when", "expires"])
 def test_a_time_that_is_not_a_number_is_refused_before_anything_changes(
     store: RedisStore, field: str

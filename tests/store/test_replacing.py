@@ -169,3 +169,14 @@ def test_a_durable_run_that_gives_way_to_another_kind_ends(store: RedisStore, ho
     (entry,) = finished(store)
     assert (entry["state"], entry["detail"]) == REPLACED
     assert markers(store) == {lease.id: STAMP}
+
+
+@pytest.mark.parametrize("score", ["inf", "1e300", "9000000000000.5"])
+@pytest.mark.parametrize("mode", ["extend", "earliest"])
+def test_a_due_time_that_is_damaged_has_no_say(store: RedisStore, mode: str, score: str) -> None:
+    """As text it would be cut: what is never due would be due at once."""
+    message_id = enqueue(store)
+    lane = f"{store.client.prefix}:{{orders:0}}:delayed:normal"
+    store.client.redis.zadd(lane, {message_id: score})
+    send(store, outgoing(message_id, mode=mode, when="8000000000000", body=b"[2]"))
+    assert waiting(store) == {message_id: 8_000_000_000_000}

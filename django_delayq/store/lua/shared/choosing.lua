@@ -21,7 +21,7 @@ local function waiting_since(first) return string.rep('\0', 4) .. struct.pack('>
 local function choice(mode, due, id, old, word)
   local other, how, most = tonumber(planned(id, old, word)), string.match(mode, '^(%a+):?(%d*)')
   most = tonumber(most)
-  if not other then return due end -- a damaged one has none
+  if not other or other % 1 ~= 0 or other >= HELD then return due end -- a damaged one has none
   if how == 'extend' then due = math.max(due, other) end
   if how == 'earliest' then due = math.min(due, other) end
   if most and word == 'REPLACED' then

@@ -1,9 +1,11 @@
 -- Shared: due times, and when a message expires.
 
--- '+1500' is a delay, '1763632200123' an instant. Rounded up: never early.
+-- '+1500' is a delay, '1763632200123' an instant. Rounded up: never early. Whole, and not one that seems to be held back:
+-- as text any other would be cut, and be early.
 local function due_of(when)
-  if string.byte(when) == 43 then return math.ceil(NOW_US / 1000) + tonumber(string.sub(when, 2)) end
-  return assert(tonumber(when), 'a due time is not a number')
+  local due = tonumber(when)
+  if string.byte(when) == 43 then due = math.ceil(NOW_US / 1000) + tonumber(string.sub(when, 2)) end
+  return assert(due and due % 1 == 0 and due < 2 ^ 48 and due, 'a due time is not a whole number')
 end
 
 -- '' is never (0), '+1500' counts from the due time, else an instant.
