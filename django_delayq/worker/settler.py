@@ -27,10 +27,10 @@ logger = logging.getLogger("delayq.worker")
 #: a pause it costs a tenth of the rate of coroutines.
 GATHER = 0.002
 GATHER_AFTER = 8
-#: The same while claimed messages wait for a thread. There a call for each few costs 6 % of the
-#: rate of tasks with one UPDATE, and nobody waits for an outcome: the next message is here.
-#: Elsewhere the next message may wait for it: where two may run at a time, this pause let 400 a
-#: second run instead of 3,000. What has run and is not settled runs again when the process crashes.
+#: The same while the next message of each thread is here. There a call for each few outcomes costs
+#: 6 % of the rate of tasks with one UPDATE, and nobody waits for them. Elsewhere the next message
+#: may wait: where two may run at a time, this pause let 400 a second run instead of 3,000. What has
+#: run and is not settled runs again when the process crashes.
 BUSY_GATHER = 0.005
 BUSY_GATHER_AFTER = 2
 
@@ -124,7 +124,7 @@ class Settler(Service):
         self._held = shared.held
         self._on_settled = on_settled
         self._is_busy = is_busy
-        """Whether claimed messages wait for a thread."""
+        """Whether the next message of each thread is here."""
         self._waiting: deque[Outcome] = deque()
         self._again: list[Outcome] = []
         self._settled_at = 0.0

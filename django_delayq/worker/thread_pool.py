@@ -149,6 +149,11 @@ class ThreadPool(Generic[W]):
         """How many messages wait for a thread."""
         return len(self._buffer)
 
+    @property
+    def filled(self) -> bool:
+        """Whether the next message of each thread is here."""
+        return len(self._buffer) >= self.size
+
     def take_back(self, older_than: float = -1.0) -> list[W]:
         """Remove what has waited in the buffer for longer than so many seconds, to release it."""
         taken: list[W] = []

@@ -79,7 +79,7 @@ class Worker:
         self.shared = Shared(store, settings, name, options.topics, perform_once, before_claims)
         self.options = options
         self.settled: Counter[Result] = Counter()
-        self.settler = Settler(self.shared, self._on_settled, lambda: self.pool.buffered > 0)
+        self.settler = Settler(self.shared, self._on_settled, lambda: self.pool.filled)
         self.executor = Executor(self.shared, self.settler.put, isolate=_child_processes)
         self.pool = ThreadPool(options.concurrency, self.executor.run, self._on_room)
         self.event_loop = EventLoop(

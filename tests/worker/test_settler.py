@@ -441,7 +441,7 @@ def test_results_wait_while_redis_is_away(far: Shared, mortal: Server) -> None:
         (8, True, 2),
     ],
 )
-def test_outcomes_gather_while_they_come_quickly_or_messages_wait_for_a_thread(
+def test_outcomes_gather_while_they_come_quickly_or_the_threads_have_their_next(
     shared: Shared,
     settled: list[Outcome],
     monkeypatch: pytest.MonkeyPatch,
@@ -461,7 +461,7 @@ def test_outcomes_gather_while_they_come_quickly_or_messages_wait_for_a_thread(
     assert (len(waited), len(settled)) == (waits, count + 1)
 
 
-def test_outcomes_leave_when_no_message_waits_for_a_thread_any_more(
+def test_outcomes_leave_when_the_threads_do_not_have_their_next_any_more(
     shared: Shared, settled: list[Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = [True, False]

@@ -204,6 +204,18 @@ def test_what_waits_too_long_is_taken_back(work: Work) -> None:
     assert pool.buffered == 0
 
 
+def test_it_is_filled_when_each_thread_has_its_next_message(
+    make: Callable[[int], ThreadPool], work: Work
+) -> None:
+    pool = make(2)
+    work.free.clear()
+    pool.feed([lease(number) for number in range(3)])
+    eventually(lambda: len(pool.running) == 2)
+    assert (pool.buffered, pool.filled) == (1, False)
+    pool.feed([lease(3)])
+    assert (pool.buffered, pool.filled) == (2, True)
+
+
 def test_stop_lets_the_threads_finish(make: Callable[[int], ThreadPool], work: Work) -> None:
     pool = make(2)
     work.free.clear()
