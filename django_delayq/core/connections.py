@@ -130,11 +130,12 @@ def _undo(connection: BaseDatabaseWrapper) -> None:
     )
     try:
         connection.close()
-    finally:
-        # Django would keep it, closed, until the block of the transaction ends. It never does.
-        del connections[alias]
-        _of_thread.known = None
-        connections[alias]
+    except Exception:  # of PyMySQL, when the task has closed its connection below Django's
+        logger.exception("a database connection could not be closed")
+    # Django would keep it, closed, until the block of the transaction ends. It never does.
+    del connections[alias]
+    _of_thread.known = None
+    connections[alias]
 
 
 def renew(connection: BaseDatabaseWrapper) -> None:

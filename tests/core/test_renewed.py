@@ -182,3 +182,24 @@ def test_a_transaction_that_a_task_leaves_open_is_undone(
     together(work)
     assert [counter.name for counter in Counter.objects.all()] == ["of the next task"]
     assert closed or "left a transaction open" in caplog.text
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_block_that_is_left_open_is_told_when_its_connection_cannot_be_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise the message would be acked, and what the task wrote be undone."""
+    told: list[bool] = []
+
+    def work() -> None:
+        note_connections()
+        transaction.atomic().__enter__()
+        left = of_django["default"]
+        with mock.patch.object(left, "close", side_effect=OperationalError("Already closed")):
+            told.append(renew_all())
+        left.connection.close()
+        assert of_django["default"] is not left
+
+    together(work)
+    assert told == [True]
+    assert "a database connection could not be closed" in caplog.text
