@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from django_delayq import topic_stats
 from django_delayq.core.message import Record, decode_body, key_id
-from django_delayq.pipeline.bulk_load import send_file
+from django_delayq.pipeline.bulk_load import row_files, send_file
 from django_delayq.pipeline.sinks import loader
 from django_delayq.store import keys
 from django_delayq.store.keys import Partition
@@ -132,6 +132,14 @@ def test_all_bodies_together_may_be_more_than_2_gib() -> None:
     """Then Arrow takes no rows of a column of strings: "offset overflow". A file of that size would
     take minutes here."""
     assert pa.types.is_large_string(send_file.READ.field("body").type)
+
+
+def test_a_quote_that_is_not_closed_in_a_large_file_is_refused_in_our_words(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('k,number\n1,1\n2,"' + "x" * 3 * row_files.MOST_CSV_ROW)
+    assert "a row has more than 4,194,304 bytes, or a quote is not closed" in refused(
+        CROWD, "--file", str(path), "--key", "k"
+    )
 
 
 @pytest.mark.parametrize("call", [4, 30], ids=["within a split", "after a partition"])

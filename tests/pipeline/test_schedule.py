@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from pyspark.errors import PythonException
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -30,10 +31,14 @@ from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.bulk_load import loads, message_frames, messages
 from django_delayq.pipeline.bulk_load.messages import LoadTotals
+from django_delayq.pipeline.bulk_load.row_files import open_rows
+from django_delayq.pipeline.bulk_load.row_messages import CORRUPT
+from django_delayq.pipeline.bulk_load.schedule_source import WHOLE_FILES, read_source
 from django_delayq.pipeline.bulk_load.send_file import send_file
-from django_delayq.pipeline.job_errors import Refused
+from django_delayq.pipeline.job_errors import Refused, cause
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.params import ParameterSpec, Params, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.params import Database, ParameterSpec, Params, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.session import configured
 from django_delayq.pipeline.sinks import loader
 from django_delayq.pipeline.sinks.loader import Loader, LoadSpec, Pace
 from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
@@ -54,6 +59,7 @@ TASK = TaskSpec(
     parameters=[ParameterSpec(name="number", kind="both", annotation="int"), ParameterSpec(name="note", kind="both",
                                                                                            required=False)],
 )  # fmt: skip
+DATABASE = Database(engine="", name="", table="")
 FAR = datetime(2033, 1, 1, tzinfo=timezone.utc)
 
 Job = Callable[..., Any]
@@ -443,19 +449,112 @@ def test_a_refusal_within_a_load_stays_one(crowd: RedisStore) -> None:
 # Without Spark
 
 
-@pytest.mark.long
-def test_one_process_and_spark_read_the_same_of_csv(
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    return [row.asDict() for row in frame.collect()]
+
+
+#: Files whose rows Spark's own reader, or lines that end at each CR, would make otherwise.
+CSV_FILES = {
+    "CR LF within quotes": b'k,note\r\n1,"a\r\nb"\r\n2,"c\nd"\r\n',
+    "several line ends": b"k,note\r\n1,a\n2,b\r3,c\r\n",
+    "CR alone": b"k,note\r1,a\r2,b\r",
+    "not UTF-8": b"k,note\n1,a\xff\n2,\xc3\xa9\n\xff,x\n3,\xed\xa0\x80\n4,\xef\xbf\xbd\n",
+    "nothing but commas": b"k,note\n1,a\n,\n\n2,\n,\n",
+    "quotes in the middle": b'k,note\n1,"a"b\n2,a"b"c\n3,"a\\"b"\n4,"a" \n',
+    "NUL": b"k,note\n1,\0\0\n",
+    "names that differ in case": b"k,note,Note\n1,a,b\n",
+    "a mark of UTF-8": b'\xef\xbb\xbf"k",note\n1,""\n2\n3,a,b\n',
+    "nothing but names": b"k,note\n",
+}
+JSON_FILES = {
+    "CR as a blank": b'{"k": 1}\r\n{"k":\r2}\r\n{"k": 3}\r{"k": 4}\n[1]\r\n',
+    "not UTF-8": b'{"k": "\xff"}\n{"k": "\xc3\xa9"}\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        *(pytest.param("csv", content, id=f"csv: {name}") for name, content in CSV_FILES.items()),
+        *(
+            pytest.param("json", content, id=f"json: {name}")
+            for name, content in JSON_FILES.items()
+        ),
+    ],
+)
+def test_one_process_and_spark_read_the_same(
+    spark: Any, tmp_path: Path, kind: Any, content: bytes
+) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(content)
+    options = ScheduleOptions(job="night", task=TASK, source=str(path), format=kind, key="k")
+    with configured(spark, WHOLE_FILES):
+        found = rows_of(read_source(spark, options, DATABASE))
+    file = open_rows(str(path), kind)
+    alone = [row for rows, _ in file.batches() for row in rows.to_pylist()]
+    unread = [row.pop(CORRUPT) is None for row in alone]
+    assert [row.pop(CORRUPT) is None for row in found] == unread
+    assert found == alone
+
+
+def test_spark_leaves_each_file_of_csv_whole(spark: Any, tmp_path: Path) -> None:
+    names = [f"{folder}/{name}" for folder in ("dt=01", "dt=02") for name in ("a", "b")]
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("k,note\n" + f'{number},"a\nb"\n' * 100)
+    (tmp_path / "dt=02" / "empty").touch()
+    options = ScheduleOptions(job="night", task=TASK, source=str(tmp_path), format="csv", key="k")
+    small = {"spark.sql.files.maxPartitionBytes": "500", "spark.sql.files.openCostInBytes": "0"}
+    with configured(spark, small):
+        with configured(spark, WHOLE_FILES):
+            found = rows_of(read_source(spark, options, DATABASE).distinct())
+        # A file that is cut is an error, and no other rows.
+        with pytest.raises(Exception, match="has to be read whole"):
+            read_source(spark, options, DATABASE).collect()
+    rest = {CORRUPT: None, "note": "a\nb"}
+    wanted = [{"k": str(number), "dt": name[3:5]} | rest for number, name in enumerate(names)]
+    assert sorted(found, key=lambda row: row["k"]) == wanted
+
+
+def test_files_of_csv_with_other_columns_are_refused(job: Job, tmp_path: Path) -> None:
+    for name, columns in (("a", "k,number"), ("b", "number,k")):
+        (tmp_path / name).write_text(f"{columns}\n1,2\n")
+    with pytest.raises(PythonException) as caught:
+        job(str(tmp_path), format="csv")
+    error = cause(caught.value)
+    assert isinstance(error, Refused)
+    assert "has the columns" in str(error)
+
+
+def test_text_that_is_not_utf_8_is_a_row_that_both_refuse(
     job: Job, crowd: RedisStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.csv"
-    path.write_text('\ufeffk,number,note\n1,1,""\n2,2,\n\n3,3,"a ""b""\n, c"\n')
+    path.write_bytes(b"k,number,note\n1,1,a\xff\n2,2,b\n")
+    with pytest.raises(Refused, match="row None: it cannot be read"):
+        job(str(path), format="csv")
+    options = ScheduleOptions(job="night", task=TASK, source=str(path), format="csv", key="k")
+    with pytest.raises(Refused, match="line 2, row None: it cannot be read"):
+        send_file(crowd, options, lambda *step: None)
+    assert live(crowd) == {}
+
+
+@pytest.mark.long
+def test_one_process_and_spark_make_the_same_of_csv(
+    job: Job, crowd: RedisStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(
+        b'\xef\xbb\xbfk,number,note\r\n1,1,""\r\n2,2,\r\n\r\n3,3,"a ""b""\r\n, c"\r\n,,\r\n'
+    )
     assert counts(job(str(path), format="csv")) == (3, 0, 0)
     notes = {
         key: decode_body(record.flags, record.body, b"").kwargs["note"]
         for key, (_, record) in live(crowd).items()
     }
     assert notes == {
-        key_id("crowd", key): note for key, note in (("1", ""), ("2", None), ("3", 'a "b"\n, c'))
+        key_id("crowd", key): note for key, note in (("1", ""), ("2", None), ("3", 'a "b"\r\n, c'))
     }
     options = ScheduleOptions(job="night", task=TASK, source=str(path), format="csv", key="k")
     assert counts(send_file(crowd, options, lambda *step: None)) == (0, 0, 3)

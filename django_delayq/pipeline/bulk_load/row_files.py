@@ -25,6 +25,8 @@ ENDINGS = {
 }  # fmt: skip
 #: Rows that are read at a time.
 BATCH = 10_000
+#: Most bytes of a row of CSV: four times the largest body.
+MOST_CSV_ROW = 4 * 1024 * 1024
 
 
 class Lines(NamedTuple):
@@ -60,7 +62,9 @@ def open_rows(path: str, kind: str) -> RowFile:
 def unreadable(path: str, error: Exception) -> Refused:
     """What to raise for an error of a reader."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return Refused(f"The source {path!r} cannot be read: {why}.")
+    if "straddling object" in why:
+        why = f"a row has more than {MOST_CSV_ROW:,} bytes, or a quote is not closed"
+    return Refused(f"The source {path!r} cannot be read: {why.rstrip('.')}.")
 
 
 class ParquetRows:
@@ -98,68 +102,96 @@ class CsvRows:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._names = self._open(lambda row: "skip").schema.names
-        if len({*self._names, CORRUPT, ""}) < len(self._names) + 2:
-            raise Refused(
-                f"The first line of {path!r} has to name the columns, each by another name: "
-                f"{', '.join(map(repr, self._names))}."
-            )
-        self.schema = pa.schema([(name, pa.string()) for name in (*self._names, CORRUPT)])
+        self._names = csv_names(path, path)
+        self.schema = csv_schema(self._names)
 
     def batches(self) -> Iterator[Lines]:
-        """A row with more or fewer fields than the first line is CORRUPT."""
-        broken: dict[int, str] = {}
+        """See csv_rows()."""
+        return csv_rows(self._path, self._path, self._names)
 
-        def skip(row: Any) -> str:
-            broken[row.number] = row.text
-            return "skip"
 
-        number = 2  # of the next row; the names are the first
-        line = 2 + sum(name.count("\n") for name in self._names)
-        for batch in self._open(skip):
-            rows: list[tuple[int, tuple[str | None, ...]]] = []
-            for values in zip(*(_texts(column) for column in batch.columns), strict=True):
-                while (text := broken.pop(number, None)) is not None:
-                    rows.append((line, (*(None,) * len(values), text)))
-                    number, line = number + 1, line + 1 + text.count("\n")
-                if any(value is not None for value in values):  # else it is a blank line
-                    wrong = next((v for v in values if isinstance(v, bytes)), None)
-                    rows.append(
-                        (line, (*values, None))
-                        if wrong is None
-                        else (line, (*(None,) * len(values), ascii(wrong)))
-                    )
-                number += 1
-                line += 1 + sum(value.count("\n") for value in values if isinstance(value, str))
-            yield from self._pages(rows)
-        rest = sorted(broken.items())
-        yield from self._pages(
-            [(line + at, (*(None,) * len(self._names), text)) for at, (_, text) in enumerate(rest)]
+def csv_schema(names: Sequence[str]) -> pa.Schema:
+    """Of the rows of a CSV file."""
+    return pa.schema([(name, pa.string()) for name in (*names, CORRUPT)])
+
+
+def csv_names(file: Any, path: str) -> list[str]:
+    """The columns of a CSV file: its path, or what has its bytes. Raises Refused when the first
+    line does not name them."""
+    names: list[str] = _open_csv(file, (), lambda row: "skip").schema.names
+    if len({*names, CORRUPT, ""}) < len(names) + 2:
+        raise Refused(
+            f"The first line of {path!r} has to name the columns, each by another name: "
+            f"{', '.join(map(repr, names))}."
         )
+    return names
 
-    def _pages(self, rows: Sequence[tuple[int, tuple[str | None, ...]]]) -> Iterator[Lines]:
-        for page in chunked(rows, BATCH):
-            columns = zip(*(values for _, values in page), strict=True)
-            arrays = [pa.array(column, pa.string()) for column in columns]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-            yield Lines(batch, [line for line, _ in page])
 
-    def _open(self, skip: Callable[[Any], Any]) -> Any:
-        names = getattr(self, "_names", ())
-        return arrow_csv.open_csv(
-            self._path,
-            read_options=arrow_csv.ReadOptions(use_threads=False),
-            parse_options=arrow_csv.ParseOptions(
-                newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
-            ),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-                check_utf8=False,
-            ),
+def csv_rows(file: Any, path: str, names: Sequence[str]) -> Iterator[Lines]:
+    """The rows of a CSV file: its path, or what has its bytes. A row with more or fewer fields than
+    the first line is CORRUPT. A blank line, and one of nothing but commas, is no row."""
+    broken: dict[int, str] = {}
+
+    def skip(row: Any) -> str:
+        broken[row.number] = row.text
+        return "skip"
+
+    reader = _open_csv(file, names, skip)
+    if reader.schema.names != list(names):
+        raise Refused(
+            f"A file of {path!r} has the columns {', '.join(reader.schema.names)}, and another one "
+            f"has {', '.join(names)}: give files with the same columns in the same order."
         )
+    number = 2  # of the next row; the names are the first
+    line = 2 + sum(name.count("\n") for name in names)
+    for batch in reader:
+        rows: list[tuple[int, tuple[str | None, ...]]] = []
+        for values in zip(*(_texts(column) for column in batch.columns), strict=True):
+            while (text := broken.pop(number, None)) is not None:
+                rows.append((line, (*(None,) * len(values), text)))
+                number, line = number + 1, line + 1 + text.count("\n")
+            if any(value is not None for value in values):  # Arrow tells no blank line from commas
+                wrong = next((v for v in values if isinstance(v, bytes)), None)
+                rows.append(
+                    (line, (*values, None))
+                    if wrong is None
+                    else (line, (*(None,) * len(values), ascii(wrong)))
+                )
+            number += 1
+            line += 1 + sum(value.count("\n") for value in values if isinstance(value, str))
+        yield from _csv_pages(rows, names)
+    rest = [
+        (line + at, (*(None,) * len(names), text))
+        for at, (_, text) in enumerate(sorted(broken.items()))
+    ]
+    yield from _csv_pages(rest, names)
+
+
+def _csv_pages(
+    rows: Sequence[tuple[int, tuple[str | None, ...]]], names: Sequence[str]
+) -> Iterator[Lines]:
+    for page in chunked(rows, BATCH):
+        columns = zip(*(values for _, values in page), strict=True)
+        arrays = [pa.array(column, pa.string()) for column in columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=csv_schema(names))
+        yield Lines(batch, [line for line, _ in page])
+
+
+def _open_csv(file: Any, names: Sequence[str], skip: Callable[[Any], Any]) -> Any:
+    return arrow_csv.open_csv(
+        file,
+        read_options=arrow_csv.ReadOptions(use_threads=False, block_size=MOST_CSV_ROW),
+        parse_options=arrow_csv.ParseOptions(
+            newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            check_utf8=False,
+        ),
+    )
 
 
 def _texts(column: pa.Array) -> list[Any]:

@@ -25,12 +25,13 @@ from ...store.store import RedisStore
 from ..job_errors import Refused
 from ..params import Params, Report, ScheduleOptions, Tell
 from ..schemas import unpacked_rows
+from ..session import configured
 from ..sinks.loader import LoadSpec
 from ..sinks.queue_sink import PACKED
 from . import message_frames, pieces, row_messages, scheduling
 from .messages import LoadTotals
 from .row_messages import MessageMaker
-from .schedule_source import read_source
+from .schedule_source import WHOLE_FILES, read_source
 
 #: Names of files that Spark writes: parts, their checksums, and the mark of the end.
 _OF_SPARK = r"\.?part-.*|\.?_SUCCESS(\.crc)?|_temporary"
@@ -42,7 +43,11 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     check_name(options.job, "a job", Refused)
     if options.rejects:
         _check_rejects_folder(spark, options)
-    with closing(RedisStore(None, params.redis.settings())) as store:
+    settings = WHOLE_FILES if options.format == "csv" else {}
+    with (
+        closing(RedisStore(None, params.redis.settings())) as store,
+        configured(spark, settings),
+    ):
         tell("reading the source")
         source = read_source(spark, options, params.database)
         maker = MessageMaker(

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, groupby, pairwise
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812 - the usual name
 
+from ...core.exceptions import DelayQError
 from ..job_errors import Refused
 from ..params import Database, ScheduleOptions
 from ..sources.query_source import read_query, select_all
 from .message_frames import arrow_function
-from .row_files import fields_of
+from .row_files import csv_names, csv_rows, csv_schema, fields_of, unreadable
 from .row_messages import CORRUPT
 
-#: What nothing between two commas is for Spark's reader of CSV, instead of the empty text: so that
-#: the empty text is not null, too.
-ABSENT = "\0\0"
+#: Lines in which the names of the columns of a CSV file end.
+HEAD = 100
+#: Configuration with which frames of CSV have to be worked on: Spark does not cut the files, and
+#: leaves the names of folders (`dt=01`) as they are.
+WHOLE_FILES = {
+    "spark.sql.files.maxPartitionBytes": str(2**50),
+    "spark.sql.files.openCostInBytes": str(2**50),
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
 
 
 def read_source(spark: SparkSession, options: ScheduleOptions, database: Database) -> DataFrame:
@@ -43,18 +55,77 @@ def read_source(spark: SparkSession, options: ScheduleOptions, database: Databas
 
 
 def _csv(spark: SparkSession, path: str) -> DataFrame:
-    """All columns are text: what looks like a number may be a code with zeros in front. The first
-    line names them. Nothing between two commas is null, and "" is the empty text."""
-    options: dict[str, Any] = {
-        "header": True,
-        "escape": '"',
-        "multiLine": True,
-        "enforceSchema": False,
-    }
-    names = spark.read.options(**options).csv(path).columns
-    fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT]]
-    options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "nullValue": ABSENT}
-    return spark.read.options(**options).schema(T.StructType(fields)).csv(path)
+    """As send_file reads it: Spark's own reader of CSV makes other texts of some files (line ends
+    within quotes, bytes that are not UTF-8, quotes in the middle), and says nothing. Raises Refused
+    when the first line does not name the columns."""
+    lines = spark.read.option("lineSep", "\n").text(path)
+    folders = [name for name in lines.columns if name != "value"]
+    line = F.col("value").cast("binary")
+    head = [bytes(row[0]) for row in lines.select(line).take(HEAD)]
+    if not head:
+        raise Refused(f"The source {path!r} cannot be read: it is empty.")
+    try:
+        names = csv_names(pa.BufferReader(b"\n".join([*head, b""])), path)
+    except (pa.ArrowException, UnicodeError) as error:
+        raise unreadable(path, error) from error
+    placed = lines.select(
+        line.alias("value"),
+        F.xxhash64("_metadata.file_path").alias("file"),
+        F.col("_metadata.file_block_start").alias("begin"),
+        *(F.col(name).cast("string").alias(name) for name in folders),
+    )
+    fields = [T.StructField(name, T.StringType()) for name in [*names, CORRUPT, *folders]]
+    return placed.mapInArrow(partial(_csv_rows, path=path, names=names), T.StructType(fields))
+
+
+def _csv_rows(
+    batches: Iterable[pa.RecordBatch], path: str, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Lines of CSV files -> their rows. A file comes whole, see WHOLE_FILES."""
+    for _, parts in groupby(_of_files(batches), lambda part: part["file"][0].as_py()):
+        yield from _rows_of_file(parts, path, names)
+
+
+def _rows_of_file(
+    parts: Iterator[pa.RecordBatch], path: str, names: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    first = next(parts)
+    if first["begin"][0].as_py():
+        raise DelayQError(f"Spark has cut a file of {path!r}, which has to be read whole.")
+    folders = [column[0] for column in first.columns[3:]]
+    fields = [*csv_schema(names), *list(first.schema)[3:]]
+    try:
+        for rows, _ in csv_rows(_Joined(chain([first], parts)), path, names):
+            columns = [*rows.columns, *(pa.repeat(value, len(rows)) for value in folders)]
+            yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    except (pa.ArrowException, UnicodeError) as error:
+        raise unreadable(path, error) from error
+
+
+def _of_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Parts that each have lines of one file only."""
+    for batch in batches:
+        files = batch["file"].to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(batch)]
+        yield from (batch.slice(at, end - at) for at, end in pairwise(starts) if end > at)
+
+
+class _Joined(io.RawIOBase):
+    """The bytes of a file of which there are the lines."""
+
+    def __init__(self, parts: Iterator[pa.RecordBatch]) -> None:
+        super().__init__()
+        self._parts, self._rest = parts, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest and (part := next(self._parts, None)) is not None:
+            self._rest = memoryview(b"\n".join([*part["value"].to_pylist(), b""]))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
 
 
 def _json_lines(spark: SparkSession, path: str) -> DataFrame:
@@ -65,7 +136,8 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
     fields = arrow_function(fields_of, T.MapType(T.StringType(), T.StringType()))(
         line.cast("binary")
     )
-    parsed = spark.read.text(path).where(line.rlike(r"\S")).select(line, fields.alias("fields"))
+    lines = spark.read.option("lineSep", "\n").text(path)
+    parsed = lines.where(line.rlike(r"\S")).select(line, fields.alias("fields"))
     found = parsed.select(F.explode(F.map_keys("fields"))).distinct().collect()
     names = sorted(row[0] for row in found)
     same = {
@@ -79,4 +151,5 @@ def _json_lines(spark: SparkSession, path: str) -> DataFrame:
             f"one of them."
         )
     values = [F.try_element_at("fields", F.lit(name)).alias(name) for name in names]
-    return parsed.select(*values, F.when(F.col("fields").isNull(), line).alias(CORRUPT))
+    corrupt = F.when(F.col("fields").isNull(), F.rtrim(line, F.lit("\r")))
+    return parsed.select(*values, corrupt.alias(CORRUPT))
