@@ -540,6 +540,27 @@ def test_text_that_is_not_utf_8_is_a_row_that_both_refuse(
     assert live(crowd) == {}
 
 
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [('1,1,a\n2,2,"b\n3,3,c\n', 3), ('1,1,"a\nb"\n2,"2,\n3,3,c\n', 4), ('1,1,a\n2,2,"', 3)],
+)
+def test_a_quote_that_is_not_closed_hides_no_rows(
+    job: Job, crowd: RedisStore, tmp_path: Path, rows: str, line: int
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"k,number,note\n{rows}")
+    what = f"a quote is not closed, in line {line} or after it"
+    with pytest.raises(PythonException) as caught:
+        job(str(path), format="csv")
+    error = cause(caught.value)
+    assert isinstance(error, Refused)
+    assert what in str(error)
+    options = ScheduleOptions(job="night", task=TASK, source=str(path), format="csv", key="k")
+    with pytest.raises(Refused, match=what):
+        send_file(crowd, options, lambda *step: None)
+    assert live(crowd) == {}
+
+
 @pytest.mark.long
 def test_one_process_and_spark_make_the_same_of_csv(
     job: Job, crowd: RedisStore, tmp_path: Path

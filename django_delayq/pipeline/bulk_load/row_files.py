@@ -3,6 +3,7 @@ of each."""
 
 from __future__ import annotations
 
+import io
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ ENDINGS = {
 BATCH = 10_000
 #: Most bytes of a row of CSV: four times the largest body.
 MOST_CSV_ROW = 4 * 1024 * 1024
+#: Each field of the row that _Ended adds.
+_END = b"\0the end\0"
 
 
 class Lines(NamedTuple):
@@ -107,7 +110,8 @@ class CsvRows:
 
     def batches(self) -> Iterator[Lines]:
         """See csv_rows()."""
-        return csv_rows(self._path, self._path, self._names)
+        with pa.input_stream(self._path) as file:
+            yield from csv_rows(file, self._path, self._names)
 
 
 def csv_schema(names: Sequence[str]) -> pa.Schema:
@@ -128,43 +132,73 @@ def csv_names(file: Any, path: str) -> list[str]:
 
 
 def csv_rows(file: Any, path: str, names: Sequence[str]) -> Iterator[Lines]:
-    """The rows of a CSV file: its path, or what has its bytes. A row with more or fewer fields than
-    the first line is CORRUPT. A blank line, and one of nothing but commas, is no row."""
+    """The rows of a CSV file, which is open. A row with more or fewer fields than the first line is
+    CORRUPT. A blank line, and one of nothing but commas, is no row. In the end it raises Refused
+    when a quote is not closed: Arrow takes all that follows for a text."""
     broken: dict[int, str] = {}
 
     def skip(row: Any) -> str:
         broken[row.number] = row.text
         return "skip"
 
-    reader = _open_csv(file, names, skip)
-    if reader.schema.names != list(names):
-        raise Refused(
-            f"A file of {path!r} has the columns {', '.join(reader.schema.names)}, and another one "
-            f"has {', '.join(names)}: give files with the same columns in the same order."
-        )
+    # Buffered, for blocks that are full: a row may be in two of them, and in no more.
+    ended = io.BufferedReader(_Ended(file, len(names)), MOST_CSV_ROW)
+    reader = _open_csv(ended, names, skip)
+    _check_names(reader.schema.names, names, path)
     number = 2  # of the next row; the names are the first
     line = 2 + sum(name.count("\n") for name in names)
+    last, end = line, (_END.decode(),) * len(names)
+    values: tuple[Any, ...] = ()
     for batch in reader:
         rows: list[tuple[int, tuple[str | None, ...]]] = []
         for values in zip(*(_texts(column) for column in batch.columns), strict=True):
             while (text := broken.pop(number, None)) is not None:
                 rows.append((line, (*(None,) * len(values), text)))
                 number, line = number + 1, line + 1 + text.count("\n")
+            if values == end:
+                break
+            last = line
             if any(value is not None for value in values):  # Arrow tells no blank line from commas
-                wrong = next((v for v in values if isinstance(v, bytes)), None)
-                rows.append(
-                    (line, (*values, None))
-                    if wrong is None
-                    else (line, (*(None,) * len(values), ascii(wrong)))
-                )
+                rows.append((line, _with_corrupt(values)))
             number += 1
             line += 1 + sum(value.count("\n") for value in values if isinstance(value, str))
         yield from _csv_pages(rows, names)
-    rest = [
-        (line + at, (*(None,) * len(names), text))
-        for at, (_, text) in enumerate(sorted(broken.items()))
-    ]
-    yield from _csv_pages(rest, names)
+    if values != end:
+        at = line if broken else last
+        why = f"a quote is not closed, in line {at:,} or after it"
+        raise Refused(f"The source {path!r} cannot be read: {why}.")
+
+
+def _check_names(found: Sequence[str], names: Sequence[str], path: str) -> None:
+    if list(found) != list(names):
+        raise Refused(
+            f"A file of {path!r} has the columns {', '.join(found)}, and another one has "
+            f"{', '.join(names)}: give files with the same columns in the same order."
+        )
+
+
+class _Ended(io.RawIOBase):
+    """A CSV file with a last row of our own, which is a row unless a quote is still open."""
+
+    def __init__(self, file: Any, fields: int) -> None:
+        super().__init__()
+        self._file, self._end = file, b"\n" + b",".join([_END] * fields) + b"\n"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = self._file.read(len(buffer))
+        if not found:
+            found, self._end = self._end[: len(buffer)], self._end[len(buffer) :]
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def _with_corrupt(values: Sequence[Any]) -> tuple[str | None, ...]:
+    """A row whose fields are texts, or bytes that are not UTF-8."""
+    wrong = next((value for value in values if isinstance(value, bytes)), None)
+    return (*values, None) if wrong is None else (*(None,) * len(values), ascii(wrong))
 
 
 def _csv_pages(
