@@ -83,7 +83,7 @@ def ready(cuts: Iterable[pa.RecordBatch]) -> Batches:
 
 def _ready(made: pa.Table) -> Batches:
     """Of one part of one cell: rows with the same id are in the same."""
-    # Bodies of more than 2 GiB are no error, and take() is quick where there is one array of each.
+    # More than 2 GiB of bodies are no error, and take() is quick where there is one array of each.
     made = made.cast(LARGE).combine_chunks()
     copies = messages.copies(made["id"])
     fits = pc.and_(pc.is_null(made["reason"]), pc.equal(copies, 1))
@@ -98,7 +98,7 @@ def _ready(made: pa.Table) -> Batches:
     bad = made.append_column("copies", copies).filter(pc.invert(fits))
     if len(bad):
         why = bad.set_column(bad.schema.get_field_index("reason"), "reason", messages.refusals(bad))
-        yield _row(0, 0, "0", None, len(bad), why.select(WHY.names))
+        yield _row(0, 0, "0", None, len(bad), why.select(WHY.names).cast(WHY))
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

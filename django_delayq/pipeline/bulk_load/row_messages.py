@@ -48,8 +48,10 @@ MADE = pa.schema(
     ]
 )
 
-#: MADE with bodies that may be more than 2 GiB together.
-LARGE = MADE.set(MADE.get_field_index("body"), pa.field("body", pa.large_string()))
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+#: MADE where the texts of a column may be more than 2 GiB together: bodies, but also the names of
+#: the topic.
+LARGE = pa.schema([field.with_type(_LARGE.get(field.type, field.type)) for field in MADE])
 
 Kinds = Callable[[pa.DataType], bool]
 

@@ -32,7 +32,7 @@ from .row_messages import LARGE, MessageMaker
 Progress = Callable[[str, int, int], object]
 #: Messages that are handed to the Loader at a time.
 BATCH = 10_000
-#: MADE with the line of each row: see row_files.Lines. All bodies together may be more than 2 GiB.
+#: MADE with the line of each row: see row_files.Lines.
 READ = LARGE.append(pa.field("line", pa.int64()))
 
 
