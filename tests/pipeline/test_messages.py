@@ -391,6 +391,13 @@ def test_options_that_fit_no_column_are_refused_at_the_start(
         planned(options(parameter("amount"), **changes), schema)
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_names_of_arguments_that_no_field_can_have_are_refused(name: str) -> None:
+    given = options(parameter("rest", kind="others", required=False), columns={name: "n"})
+    with pytest.raises(Refused, match="has a quote, a backslash or a control character"):
+        row_messages.plan(given, pa.schema([("k", pa.string()), ("n", pa.int64())]))
+
+
 @pytest.mark.parametrize("name", ["k", "x"])
 def test_several_columns_of_one_name_are_refused_where_it_counts(name: str) -> None:
     names = ["k", "x", name]

@@ -82,6 +82,8 @@ _WRITTEN: Mapping[str, type] = {
 #: JSON of a value by the annotation of its parameter.
 _JSON_PATTERNS = {"str": '"', "int": r"-?\d+$", "float": r"-?\d", "bool": "(true|false)$"}
 _JSON_KEY = re.compile(r'".*"$|-?\d+$|null$', re.DOTALL)
+#: What names of msgspec's fields may not have.
+_NO_FIELD = re.compile(r'["\\\x00-\x1f]')
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 
@@ -148,6 +150,11 @@ def _arguments(options: ScheduleOptions, schema: pa.Schema) -> list[Argument]:
     for name in columns:
         if name not in known and not others:
             raise Refused(f"The task {task.name} has no parameter {name!r}.{_near(name, known)}")
+        if _NO_FIELD.search(name):
+            raise Refused(
+                f"The name {name!r} of an argument has a quote, a backslash or a control character:"
+                f" give it another one."
+            )
     missing = [
         parameter.name
         for parameter in known.values()
