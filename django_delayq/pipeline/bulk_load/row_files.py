@@ -28,7 +28,7 @@ ENDINGS = {
 BATCH = 10_000
 #: Most bytes of a row of CSV: four times the largest body.
 MOST_CSV_ROW = 4 * 1024 * 1024
-#: Each field of the row that _Ended adds.
+#: Each field of the row that _WithEnd adds.
 _END = b"\0the end\0"
 
 
@@ -142,7 +142,7 @@ def csv_rows(file: Any, path: str, names: Sequence[str]) -> Iterator[Lines]:
         return "skip"
 
     # Buffered, for blocks that are full: a row may be in two of them, and in no more.
-    ended = io.BufferedReader(_Ended(file, len(names)), MOST_CSV_ROW)
+    ended = io.BufferedReader(_WithEnd(file, len(names)), MOST_CSV_ROW)
     reader = _open_csv(ended, names, skip)
     _check_names(reader.schema.names, names, path)
     number = 2  # of the next row; the names are the first
@@ -177,7 +177,7 @@ def _check_names(found: Sequence[str], names: Sequence[str], path: str) -> None:
         )
 
 
-class _Ended(io.RawIOBase):
+class _WithEnd(io.RawIOBase):
     """A CSV file with a last row of our own, which is a row unless a quote is still open."""
 
     def __init__(self, file: Any, fields: int) -> None:

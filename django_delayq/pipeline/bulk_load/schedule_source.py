@@ -95,7 +95,7 @@ def _rows_of_file(
     folders = [column[0] for column in first.columns[3:]]
     fields = [*csv_schema(names), *list(first.schema)[3:]]
     try:
-        for rows, _ in csv_rows(_Joined(chain([first], parts)), path, names):
+        for rows, _ in csv_rows(_LinesOfFile(chain([first], parts)), path, names):
             columns = [*rows.columns, *(pa.repeat(value, len(rows)) for value in folders)]
             yield pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
     except (pa.ArrowException, UnicodeError) as error:
@@ -110,7 +110,7 @@ def _of_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from (batch.slice(at, end - at) for at, end in pairwise(starts) if end > at)
 
 
-class _Joined(io.RawIOBase):
+class _LinesOfFile(io.RawIOBase):
     """The bytes of a file of which there are the lines."""
 
     def __init__(self, parts: Iterator[pa.RecordBatch]) -> None:
