@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from django_delayq.pipeline.sinks.loader import Loader
-from django_delayq.pipeline.sinks.queue_sink import QueueSink, QueueWriter, WrittenMessages
+from django_delayq.pipeline.sinks.queue_sink import PACKED, QueueSink, QueueWriter, WrittenMessages
 
 
 class FailingSink(QueueSink):
@@ -27,7 +27,7 @@ class FailingSink(QueueSink):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Of the same options."""
-        return FailingWriter(self.options)
+        return FailingWriter(self.options, is_packed=schema.names == [PACKED])
 
 
 class FailingWriter(QueueWriter):
@@ -56,7 +56,7 @@ class KilledSink(QueueSink):
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         """Of the same options."""
-        return KilledWriter(self.options)
+        return KilledWriter(self.options, is_packed=schema.names == [PACKED])
 
 
 class KilledWriter(QueueWriter):

@@ -7,7 +7,7 @@ runs it on Spark, send_file.py in one process. loads.py writes for all.
 from __future__ import annotations
 
 __all__ = [
-    "json_values", "loads", "message_frames", "messages", "pieces", "replay", "replay_frames", "replay_marks",
-    "row_files", "row_messages", "schedule", "schedule_source", "scheduling", "send_file",
-    "task_specs",
+    "json_values", "loads", "message_frames", "messages", "pieces", "replay", "replay_frames",
+    "replay_marks", "row_files", "row_messages", "schedule", "schedule_source", "scheduling",
+    "send_file", "task_specs",
 ]  # fmt: skip
