@@ -116,5 +116,13 @@ def test_a_piece_holds_no_more_rows_and_bytes_than_it_may(
     assert max(row["rows"] for row in made_ready(maker, [rows])) == 1, "one is always taken"
 
 
+def test_rows_that_are_no_messages_are_not_all_in_one_place(maker: MessageMaker) -> None:
+    keys = [*map(str, range(1_000)), *[None] * 1_000]
+    found = made_ready(maker, [batches(keys, 2_000)])
+    assert sum(row["refused"] for row in found) == 1_000
+    assert max(row["refused"] for row in found) < 10
+
+
 def test_a_source_without_rows_has_no_pieces(maker: MessageMaker) -> None:
-    assert made_ready(maker, [[], batches([])]) == []
+    (rows,) = batches(["1"])
+    assert made_ready(maker, [[], batches([]), [rows.slice(1)]]) == []

@@ -48,6 +48,8 @@ def cut(made: Iterable[pa.RecordBatch]) -> Batches:
     """CUT_ROWS of batches of MADE."""
     waiting, size = list[pa.RecordBatch](), 0
     for batch in made:
+        if not len(batch):
+            continue
         waiting.append(batch)
         size += batch.nbytes
         if size >= CUT:
@@ -61,6 +63,9 @@ def _cut(made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.Table.from_batches(made)
     part = messages.bytes_of(whole["id"].combine_chunks())[:, 0].astype(np.int32) * PARTS // 256
     place = whole["cell"].fill_null(0).to_numpy() * PARTS + part
+    without = whole["cell"].is_null().to_numpy()
+    # No messages, wherever they are: not all in one place, which would have to hold them all.
+    place[without] = np.arange(np.count_nonzero(without)) % (place.max() + 1)
     order = np.argsort(place, kind="stable")
     in_order, rows = place[order], _one_batch(whole.take(pa.array(order)))
     starts = np.flatnonzero(np.diff(in_order, prepend=-1))
