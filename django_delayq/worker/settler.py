@@ -31,8 +31,8 @@ GATHER_AFTER = 8
 #: 6 % of the rate of tasks with one UPDATE, and nobody waits for them. Elsewhere the next message
 #: may wait: where two may run at a time, this pause let 400 a second run instead of 3,000. What has
 #: run and is not settled runs again when the process crashes.
-BUSY_GATHER = 0.005
-BUSY_GATHER_AFTER = 2
+FILLED_GATHER = 0.005
+FILLED_GATHER_AFTER = 2
 
 #: Which method of the store settles a result; all others are nacks.
 _CALLS = {Result.ACKED: "ack", Result.RELEASED: "release", Result.PUT_OFF: "put_off"}
@@ -117,13 +117,13 @@ class Settler(Service):
         self,
         shared: Shared,
         on_settled: Callable[[Sequence[Outcome]], None],
-        is_busy: Callable[[], bool] = lambda: False,
+        is_filled: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._shared = shared
         self._held = shared.held
         self._on_settled = on_settled
-        self._is_busy = is_busy
+        self._is_filled = is_filled
         """Whether the next message of each thread is here."""
         self._waiting: deque[Outcome] = deque()
         self._again: list[Outcome] = []
@@ -179,10 +179,10 @@ class Settler(Service):
         if self._last_batch >= GATHER_AFTER or self._is_much_to_do():
             self._wait_until(self._settled_at + GATHER)
             if self._is_much_to_do():  # still
-                self._wait_until(self._settled_at + BUSY_GATHER)
+                self._wait_until(self._settled_at + FILLED_GATHER)
 
     def _is_much_to_do(self) -> bool:
-        return self._last_batch >= BUSY_GATHER_AFTER and self._is_busy()
+        return self._last_batch >= FILLED_GATHER_AFTER and self._is_filled()
 
     def _wait_until(self, instant: float) -> None:
         left = instant - time.monotonic()

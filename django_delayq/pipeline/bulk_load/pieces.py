@@ -6,8 +6,9 @@ through a shuffle, two sorts, a cache and four changes of its form: half of all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ CUT = 64 * 1024 * 1024
 READY_ROWS, READY_BYTES = 5_000, 8 * 1024 * 1024
 
 #: Rows of one part of one cell, in any order.
-CUT_ROWS = pa.schema([("place", pa.int32()), ("made", pa.binary())])
+CUT_ROWS = pa.schema([("part", pa.int32()), ("made", pa.binary())])
 #: `messages`: in the order of their ids, with their sums. `refused` rows are in `why`.
 READY = pa.schema(
     [
@@ -61,24 +62,24 @@ def cut(made: Iterable[pa.RecordBatch]) -> Batches:
 
 def _cut(made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     whole = pa.Table.from_batches(made)
-    part = messages.bytes_of(whole["id"].combine_chunks())[:, 0].astype(np.int32) * PARTS // 256
-    place = whole["cell"].fill_null(0).to_numpy() * PARTS + part
+    first = messages.bytes_of(whole["id"].combine_chunks())[:, 0].astype(np.int32)
+    part = whole["cell"].fill_null(0).to_numpy() * PARTS + first * PARTS // 256
     without = whole["cell"].is_null().to_numpy()
-    # No messages, wherever they are: not all in one place, which would have to hold them all.
-    place[without] = np.arange(np.count_nonzero(without)) % (place.max() + 1)
-    order = np.argsort(place, kind="stable")
-    in_order, rows = place[order], _one_batch(whole.take(pa.array(order)))
+    # No messages, wherever they are: not all in one part, which would have to hold them all.
+    part[without] = np.arange(np.count_nonzero(without)) % (part.max() + 1)
+    order = np.argsort(part, kind="stable")
+    in_order, rows = part[order], _one_batch(whole.take(pa.array(order)))
     starts = np.flatnonzero(np.diff(in_order, prepend=-1))
     lengths = np.diff(starts, append=len(rows))
     cuts = [rows.slice(*one) for one in zip(starts.tolist(), lengths.tolist(), strict=True)]
-    places = pa.array(in_order[starts], pa.int32())
-    return pa.RecordBatch.from_arrays([places, schemas.packed_rows(cuts)], schema=CUT_ROWS)
+    parts = pa.array(in_order[starts], pa.int32())
+    return pa.RecordBatch.from_arrays([parts, schemas.packed_rows(cuts)], schema=CUT_ROWS)
 
 
 def ready(cuts: Iterable[pa.RecordBatch]) -> Batches:
-    """READY of CUT_ROWS that are in the order of their places."""
+    """READY of CUT_ROWS that are in the order of their parts."""
     rows = (
-        row for batch in cuts for row in zip(batch["place"].to_pylist(), batch["made"], strict=True)
+        row for batch in cuts for row in zip(batch["part"].to_pylist(), batch["made"], strict=True)
     )
     for _, pieces in groupby(rows, lambda row: row[0]):
         yield from _ready(
@@ -99,11 +100,11 @@ def _ready(made: pa.Table) -> Batches:
         rows = made.take(order.slice(at, each))
         totals = messages.totals(rows["body"], rows["hash"])
         chosen = rows.select(schemas.MESSAGES.names).cast(schemas.MESSAGES)
-        yield _row(*totals, chosen, 0, None)
+        yield _row({**totals._asdict(), "messages": chosen})
     bad = made.append_column("copies", copies).filter(pc.invert(fits))
     if len(bad):
         why = bad.set_column(bad.schema.get_field_index("reason"), "reason", messages.refusals(bad))
-        yield _row(0, 0, "0", None, len(bad), why.select(WHY.names).cast(WHY))
+        yield _row({"refused": len(bad), "why": why.select(WHY.names).cast(WHY)})
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -112,11 +113,12 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return batch
 
 
-def _row(*values: object) -> pa.RecordBatch:
+def _row(values: Mapping[str, Any]) -> pa.RecordBatch:
+    """A row of READY; tables in it are packed, and what is not given is null."""
     columns = [
-        schemas.packed_rows([_one_batch(value)])
-        if isinstance(value, pa.Table)
-        else pa.array([value], field.type)
-        for value, field in zip(values, READY, strict=True)
+        schemas.packed_rows([_one_batch(values[field.name])])
+        if isinstance(values.get(field.name), pa.Table)
+        else pa.array([values.get(field.name)], field.type)
+        for field in READY
     ]
     return pa.RecordBatch.from_arrays(columns, schema=READY)

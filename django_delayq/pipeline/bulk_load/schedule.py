@@ -70,11 +70,11 @@ def message_pieces(source: DataFrame, maker: MessageMaker) -> DataFrame:
         return pieces.cut(maker(batches))
 
     tasks = message_frames.tasks_of(source, maker.partitions * maker.planned.options.splits)
-    cell = F.floor(F.col("place") / pieces.PARTS).cast("int")
+    cell = F.floor(F.col("part") / pieces.PARTS).cast("int")
     return (
         source.mapInArrow(cut, from_arrow_schema(pieces.CUT_ROWS))
         .repartitionById(tasks, cell % tasks)
-        .sortWithinPartitions("place")
+        .sortWithinPartitions("part")
         .mapInArrow(pieces.ready, from_arrow_schema(pieces.READY))
     )
 
