@@ -111,6 +111,12 @@ class Dispatcher(Service):
         """Another worker says that it is there, busy, or gone. Thread-safe."""
         self.sleeper.wake()
 
+    def note_unfit(self) -> None:
+        """A message was put off: other workers, whose code may fit, come first from now on.
+        Thread-safe."""
+        self._turns.note_unfit()
+        self.sleeper.wake()  # to say so before the message is due again
+
     def set_quiet(self, quiet: bool) -> None:
         """Claim nothing from now on, or go on. Thread-safe."""
         if quiet != self.quiet:

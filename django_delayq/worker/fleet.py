@@ -29,10 +29,13 @@ logger = logging.getLogger("delayq.worker")
 STEP_IN, STEP_IN_LATER = 0.3, 0.6
 #: So many of the others look, on average.
 LATER = 2
-#: What a worker says about itself: 0 (idle) to 8 (busy), or one of these.
-FULL, ABSENT, GONE = 9, 98, 99
+#: What a worker says about itself: 0 (idle) to 8 (busy), or one of these. UNFIT: its code could not
+#: run what it claimed, and that of another worker may.
+FULL, UNFIT, ABSENT, GONE = 9, 10, 98, 99
 #: Seconds between two changes of what a worker says, unless it is full.
 SAY_AGAIN = 1.0
+#: Seconds after which a worker that has just started looks again whether it has a heartbeat.
+FIRST_BEAT_S = 0.02
 #: In a roll call, in place of the name: everybody says how busy it is, in so many seconds. Nobody
 #: calls again so soon.
 EVERYBODY, ANSWER_S, CALL_AGAIN = "*", 0.7, 2.0
@@ -55,7 +58,7 @@ class Member(NamedTuple):
     topics: frozenset[str]
     """Empty as long as its heartbeat has not been read."""
     load: int
-    """0 to 8, FULL, ABSENT (it was late, and has not answered) or GONE."""
+    """0 to 8, FULL, UNFIT, ABSENT (it was late, and has not answered) or GONE."""
     heard_at: float
     """When that was heard (local monotonic time)."""
 
@@ -91,6 +94,9 @@ class Fleet:
         self._answers_by = math.inf
         """When it is known who has not answered the roll call."""
         self._is_called = self._is_accused = self._anybody_busy = False
+        self.has_beat = False
+        """Whether there is a heartbeat of this worker. Others read its topics there once it has
+        said something, and count it for nothing until it speaks again if they find none."""
         self.changes = 0
         """Another value means that the order may be another."""
         self.on_stranger: Callable[[], None] = lambda: None
@@ -158,12 +164,13 @@ class Fleet:
         return 1 if self.place() < 2 else self.size
 
     def turn(self, partition: Partition) -> int:
-        """As rank(), but busy workers come later. When all are full it is everybody's turn."""
+        """As rank(), but busy workers come later, and those whose code does not fit come last. When
+        all others are full it is the turn of each whose code fits."""
         load = self._said or 0
         if not self._anybody_busy and not load:
             return self.rank(partition)
         others = self._serving(partition)
-        if load == FULL and all(other.load == FULL for other in others):
+        if load == FULL and all(other.load >= FULL for other in others):
             return 0
         mine = (load, -score(self._seed, partition))
         return sum((other.load, -score(other.seed, partition)) < mine for other in others)
@@ -248,6 +255,8 @@ class Fleet:
         how many seconds there may be something to do again. Raises StoreError."""
         if not self._joins:
             return math.inf
+        if not self.has_beat:
+            return FIRST_BEAT_S
         now = time.monotonic()
         if now >= self._answers_by:
             self._end_roll_call()
@@ -293,13 +302,14 @@ class Fleet:
 
     def report_late(self, partition: Partition) -> Collection[str]:
         """Those before this worker have not claimed what was due: they are absent until they say
-        something. Returns their names. Raises StoreError."""
+        something, unless they are full. Returns their names. Raises StoreError."""
         mine = (self._said or 0, -score(self._seed, partition))
         late = [
             name
             for name, other in self._others.items()
             if other.is_present
             and partition.topic in other.topics
+            and other.load != FULL
             and (other.load, -score(other.seed, partition)) < mine
         ]
         for name in late:

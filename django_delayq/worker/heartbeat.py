@@ -71,6 +71,7 @@ class Heartbeat(Service):
         if store.client.settings.redis_next:
             figures["next"] = store.client.next_where
         store.workers.beat(worker, json.dumps(figures))
+        self._fleet.has_beat = True
         if self._to_read or is_sixth:
             self._to_read = False
             beats = store.workers.heartbeats()

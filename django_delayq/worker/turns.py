@@ -11,13 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from ..core.exceptions import StoreError
 from ..store.keys import Partition
 from .agenda import Agenda, Visit
-from .fleet import FULL, STEP_IN, Fleet
+from .fleet import FULL, STEP_IN, UNFIT, Fleet
 from .shared import Shared
 
 logger = logging.getLogger("delayq.worker")
 
 #: A worker that could not take all that was due counts as full for so many seconds.
 FULL_S = 1.0
+#: A worker that has put a message off leaves what it can to others for so many seconds. It is by
+#: default for as long as others get the message again. Else the home would meet it each time.
+UNFIT_S = 600.0
 #: A worker looks at the order of the workers at once when the last look took less than QUICK_S
 #: seconds. Slower looks take a tenth of its time: the next one is put off, by PUT_OFF_S at most.
 QUICK_S, PUT_OFF_S = 0.002, 0.3
@@ -46,7 +49,7 @@ class Turns:
         self._follow_at = 0.0
         self._standing_in: dict[Visit, float] = {}
         """Visits for which this worker stands in, with the due times that it knows of."""
-        self._full_until = 0.0
+        self._full_until = self._unfit_until = 0.0
         self.wakes_at = math.inf
         """Local monotonic time at which the next round begins by itself; inf during a round."""
         self.on_unknown: Callable[[Partition], None] = lambda partition: None
@@ -194,17 +197,22 @@ class Turns:
         visit.backlog = True
         self._full_until = time.monotonic() + FULL_S
 
+    def note_unfit(self) -> None:
+        """This worker's code cannot run what is due. Thread-safe."""
+        self._unfit_until = time.monotonic() + UNFIT_S
+
     def tell_fleet(self, busy: Callable[[], float], *, claims: bool) -> float:
-        """Say whether this worker claims, and how busy it is, from 0 to 1, unless it is full.
+        """Say whether this worker claims, and how busy it is, from 0 to 1, unless it is full or
+        unfit.
         Returns after how many seconds there may be something to say again. Raises StoreError."""
         fleet, now = self._fleet, time.monotonic()
         if not claims:
             fleet.leave()
             return math.inf
-        if fleet.is_alone:  # then it costs nothing to ask
-            return fleet.say(0)
-        if now >= self._full_until:
-            return fleet.say(round(8 * busy()))
+        if fleet.is_alone or now >= self._full_until:
+            unfit = now < self._unfit_until
+            # Nobody hears what a lone worker says.
+            return fleet.say(UNFIT if unfit else 0 if fleet.is_alone else round(8 * busy()))
         was_full = fleet.is_full
         pause = min(fleet.say(FULL), self._full_until - now)
         if not was_full:  # whose turn it is now has perhaps not kept the hint

@@ -293,7 +293,10 @@ class Worker:
         self.dispatcher.sleeper.wake()
 
     def _on_settled(self, outcomes: Sequence[Outcome]) -> None:
+        put_off = self.settled[Result.PUT_OFF]
         self.settled.update(outcome.result for outcome in outcomes)
+        if self.settled[Result.PUT_OFF] > put_off:
+            self.dispatcher.note_unfit()
         self.on_finished()
         if self.draining or self.options.burst or self.options.max_messages is not None:
             self.progress.wake()

@@ -1,5 +1,4 @@
-"""Behaviours that the test suites of earlier systems ask for (field/systems.md 5.1 and 5.5), with
-real processes."""
+"""Behaviours that the test suites of earlier systems ask for, with real processes."""
 
 from __future__ import annotations
 

@@ -28,10 +28,15 @@ DELAY = 1.0
 
 def home(queue: Queue, workers: Sequence[WorkerProcess]) -> WorkerProcess:
     """The worker that is the home of the topic `default`."""
+    return order(queue, workers)[0]
+
+
+def order(queue: Queue, workers: Sequence[WorkerProcess]) -> Sequence[WorkerProcess]:
+    """The workers, the home of the topic `default` first."""
     pids = {worker.pid: worker for worker in workers}
     names = [name for name in queue.store.workers.heartbeats() if int(name.split(":")[1]) in pids]
-    first = max(names, key=lambda name: score(seed_of(name), Partition("default", 0)))
-    return pids[int(first.split(":")[1])]
+    names.sort(key=lambda name: score(seed_of(name), Partition("default", 0)), reverse=True)
+    return [pids[int(name.split(":")[1])] for name in names]
 
 
 def together(queue: Queue, count: int, *arguments: str) -> list[WorkerProcess]:
@@ -67,6 +72,22 @@ def test_of_several_idle_workers_one_claims(queue: Queue) -> None:
     queue.wait_for_runs(handles)
     ran = Counter(run.pid for run in queue.history.starts())
     assert ran[first.pid] > 0.9 * len(handles)
+
+
+def test_what_the_homes_cannot_run_reaches_the_worker_that_comes_last(queue: Queue) -> None:
+    """A rolling deploy has hardly begun."""
+    workers = [queue.worker(DELAYQ_TEST_CODE="old") for _ in range(2)]
+    handles = tasks.newcomer.enqueue_many([()] * 5)
+    for worker in workers:
+        worker.wait_for("unknown_task")
+    while True:
+        new = queue.worker()
+        queue.wait_for_beats(len(workers) + 1)
+        if order(queue, [*workers, new])[-1] is new:
+            break
+        new.stop()
+    queue.wait_for_runs(handles, 30)
+    assert {run.pid for run in queue.history.starts()} == {new.pid}
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen", "told to stop"])

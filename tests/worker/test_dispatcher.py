@@ -20,7 +20,7 @@ from django_delayq.store.lease import Lease
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import dispatcher as module
 from django_delayq.worker.dispatcher import Dispatcher
-from django_delayq.worker.fleet import ABSENT, FULL, GONE, STEP_IN, Fleet
+from django_delayq.worker.fleet import ABSENT, FULL, GONE, STEP_IN, UNFIT, Fleet
 from django_delayq.worker.shared import Shared
 from tests.app.tasks import crowd, noop, record, remind
 from tests.faults import lost_answers, scripts_run
@@ -81,16 +81,27 @@ def released() -> list[Lease]:
 
 
 @pytest.fixture
-def dispatcher(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
-    return Dispatcher(shared, Fleet(shared), pool, coroutines, released.extend, no_batches)
+def fleet(shared: Shared) -> Fleet:
+    fleet = Fleet(shared)
+    fleet.has_beat = True
+    return fleet
 
 
 @pytest.fixture
-def single(shared: Shared, pool: Any, coroutines: Any, released: list[Lease]) -> Dispatcher:
+def dispatcher(
+    shared: Shared, fleet: Fleet, pool: Any, coroutines: Any, released: list[Lease]
+) -> Dispatcher:
+    return Dispatcher(shared, fleet, pool, coroutines, released.extend, no_batches)
+
+
+@pytest.fixture
+def single(
+    shared: Shared, fleet: Fleet, pool: Any, coroutines: Any, released: list[Lease]
+) -> Dispatcher:
     """Of one topic: its first script call is the claim of that topic."""
     return Dispatcher(
         replace(shared, topics=("default",)),
-        Fleet(shared),
+        fleet,
         pool,
         coroutines,
         released.extend,
@@ -669,9 +680,8 @@ def test_suspect_that_a_quiet_worker_holds_runs(
 
 
 @pytest.fixture
-def others(dispatcher: Dispatcher, shared: Shared) -> Fleet:
+def others(dispatcher: Dispatcher, fleet: Fleet, shared: Shared) -> Fleet:
     """Three other workers are there; what this one says goes nowhere."""
-    fleet = dispatcher._turns._fleet
     for name in ("a", "b", "c"):
         fleet.hear(name, 0)
     fleet.learn({name: {"topics": shared.topics, "at_ms": 0} for name in ("a", "b", "c")}, 0)
@@ -820,6 +830,27 @@ def test_full_home_passes_on_what_is_due(
         dispatcher.run_once()
     assert f"{FLEET_HINT}{shared.name}:{FULL}:0" in said
     assert f"{DEFAULT}:0" in said
+
+
+def test_worker_that_has_put_something_off_leaves_it_to_others(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, shared: Shared
+) -> None:
+    place(others, 0)
+    settle_down(dispatcher)
+    said: list[str] = []
+    with mock.patch.object(shared.store.workers, "hint", said.append):
+        others._said_at = 0.0  # it says nothing twice within a second
+        dispatcher.note_unfit()
+        assert not dispatcher.sleeper._lock.locked()  # it wakes, to say it
+        dispatcher.run_once()
+        assert said == [f"{FLEET_HINT}{shared.name}:{UNFIT}:0"]
+        due(1)
+        dispatcher.hint(DEFAULT, 0)
+        dispatcher.run_once()
+    assert not pool.fed
+    pass_time(dispatcher, 2 * STEP_IN)  # nobody has come
+    dispatcher.run_once()
+    assert len(pool.fed) == 1
 
 
 def test_backlog_is_for_everybody_who_knows_of_it(

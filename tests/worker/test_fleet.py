@@ -15,7 +15,8 @@ from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import FLEET_HINT, Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import fleet as module
-from django_delayq.worker.fleet import ABSENT, EVERYBODY, FULL, GONE, Fleet
+from django_delayq.worker.fleet import ABSENT, EVERYBODY, FULL, GONE, UNFIT, Fleet
+from django_delayq.worker.heartbeat import Heartbeat
 from django_delayq.worker.shared import Shared
 
 PARTITIONS = [Partition("default", number) for number in range(200)]
@@ -38,6 +39,7 @@ class Crew(dict[str, Fleet]):
             fleet = Fleet(replace(self._shared, name=name, topics=topics), joins=joins)
             fleet._tell = self._pass_on  # type: ignore[method-assign]
             fleet.on_stranger = self._beat
+            fleet.has_beat = True
             self[name] = fleet
             fleet.say(0)
             for each in [one for other, one in self.items() if other not in self.deaf]:
@@ -205,6 +207,19 @@ def test_an_answer_that_redis_did_not_take_is_given_again(
     assert a.size == 2
 
 
+def test_one_that_has_no_heartbeat_yet_says_nothing(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others would find no topics, and not know it until it speaks again: idle, it does not."""
+    said: list[int] = []
+    monkeypatch.setattr(shared.store.workers, "tell_fleet", lambda name, load: said.append(load))
+    fleet = Fleet(shared)
+    assert (fleet.say(0), said) == (module.FIRST_BEAT_S, [])
+    Heartbeat(shared, fleet, dict, lambda quiet: None).run_once()
+    fleet.say(0)
+    assert said == [0, 0]  # itself, and the roll call
+
+
 def test_two_roll_calls_in_a_moment_are_one(crew: Crew) -> None:
     a, b = crew.join("a", "b")
     calls = crew.said.count((EVERYBODY, 0))
@@ -253,6 +268,37 @@ def test_when_all_are_full_it_is_everybodys_turn(crew: Crew) -> None:
     assert b.turn(PARTITIONS[0]) == 0
     b.say(FULL)
     assert (a.turn(PARTITIONS[0]), b.turn(PARTITIONS[0])) == (0, 0)
+
+
+def test_whose_code_does_not_fit_comes_after_all_others(crew: Crew) -> None:
+    a, b, c = crew.join("a", "b", "c")
+    a._said_at = b._said_at = 0.0
+    a.say(UNFIT)
+    b.say(FULL)
+    for part in PARTITIONS[:20]:
+        assert (c.turn(part), b.turn(part), a.turn(part)) == (0, 1, 2)
+
+
+def test_workers_whose_code_does_not_fit_help_full_ones_a_moment_later(crew: Crew) -> None:
+    a, b = crew.join("a", "b")
+    a._said_at = 0.0
+    a.say(UNFIT)
+    b.say(FULL)
+    assert (a.patience(PARTITIONS[0], 0), b.patience(PARTITIONS[0], 0)) == (module.STEP_IN, 0)
+    assert not a.report_late(PARTITIONS[0])  # b is there
+    c = crew.join("c")[0]
+    c.say(FULL)
+    assert (b.turn(PARTITIONS[0]), c.turn(PARTITIONS[0])) == (0, 0)
+
+
+def test_where_no_code_fits_the_homes_come_first(crew: Crew) -> None:
+    """Else each of many workers would claim each message for as long as one of them is put off."""
+    a, b = crew.join("a", "b")
+    a._said_at = b._said_at = 0.0
+    a.say(UNFIT)
+    b.say(UNFIT)
+    for part in PARTITIONS:
+        assert (a.turn(part), b.turn(part)) == (a.rank(part), b.rank(part))
 
 
 def test_small_changes_are_told_once_a_second_and_full_at_once(crew: Crew) -> None:
@@ -305,7 +351,9 @@ def test_what_is_said_is_heard_through_redis(shared: Shared, delayq: RedisStore)
     stream = HintStream(delayq)
     stream.connect()
     stream.read(0.2)
-    Fleet(shared).say(3)
+    fleet = Fleet(shared)
+    fleet.has_beat = True
+    fleet.say(3)
     heard = [hint for _ in range(20) if (hint := stream.read(0.2))]
     stream.close()
     said = [(part.topic, part.number) for part, _ in heard if part]
@@ -318,6 +366,7 @@ def test_absent_is_not_present() -> None:
 
 def test_what_cannot_be_said_is_an_error(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet(shared)
+    fleet.has_beat = True
 
     def refuse(*args: object) -> None:
         raise DelayQError("away")
