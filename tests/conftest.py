@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from io import StringIO
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from django.test import TransactionTestCase
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
@@ -67,12 +68,33 @@ def _empty_tables(case: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
     """DELAYQ_TEST_PARTITIONED=1: the archive of PostgreSQL has a partition for each month, the last
     one and the next ones."""
     if os.environ.get("DELAYQ_TEST_PARTITIONED", "0") == "1":
         with django_db_blocker.unblock():
             partition_now()
+    yield
+    with django_db_blocker.unblock():
+        left = _sessions_left()
+    assert not left, f"a thread has left its connection open; what it did last: {left}"
+
+
+def _sessions_left() -> list[str]:
+    """The last statements of other sessions in the test database of PostgreSQL, which cannot be
+    dropped then."""
+    if connection.vendor != "postgresql":
+        return []
+    with connection.cursor() as cursor:
+        for _ in range(20):
+            cursor.execute(
+                "SELECT state || chr(58) || chr(32) || query FROM pg_stat_activity WHERE datname = current_database() "
+                "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            if not (left := [query for (query,) in cursor.fetchall()]):
+                break
+            time.sleep(0.1)
+    return left
 
 
 @pytest.fixture(scope="session")

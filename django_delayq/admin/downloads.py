@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ def _recorded(
     columns: Sequence[str],
     file_format: FileFormat,
     fields: dict[str, Any],
-) -> Iterator[bytes]:
+) -> Generator[bytes, None, None]:
     action = OperatorAction.new("download", operator, **fields)
     count = 0
 
@@ -96,9 +96,12 @@ def _recorded(
         action.add(count)
 
 
-async def _awaited(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _awaited(parts: Generator[bytes, None, None]) -> AsyncIterator[bytes]:
     def following() -> bytes | None:
         return next(parts, None)
 
-    while (part := await sync_to_async(following, thread_sensitive=True)()) is not None:
-        yield part
+    try:
+        while (part := await sync_to_async(following, thread_sensitive=True)()) is not None:
+            yield part
+    finally:  # the browser has gone away: left to itself it would end here, where SQL is refused
+        await sync_to_async(parts.close, thread_sensitive=True)()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
 import io
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
 from django.test import AsyncClient, Client
 from django.utils import timezone
 
@@ -183,11 +187,46 @@ def test_it_is_streamed_under_asgi_too(new_user: Callable[..., Any]) -> None:
     async def content() -> bytes:
         answer = await client.get(address("archive_csv"))
         assert answer.is_async
-        return b"".join([part async for part in answer.streaming_content])
+        try:
+            return b"".join([part async for part in answer.streaming_content])
+        finally:
+            await sync_to_async(connections.close_all)()
 
     assert (
         len(lines(apart(lambda: asyncio.run(content())))) == 5
     )  # a browser's loop may run in this thread
+
+
+def test_what_a_client_has_got_before_it_went_away_is_counted_under_asgi_too(
+    new_user: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "ROWS", 2)
+    for _ in range(20):
+        make()
+    client = AsyncClient()
+    client.force_login(new_user("view_dashboard", "download_messages"))
+
+    async def begin() -> None:
+        parts = aiter((await client.get(address("archive_csv"))).streaming_content)
+        async with aclosing(parts):
+            await anext(parts), await anext(parts)
+
+    def count() -> int:
+        return OperatorAction.objects.get(action="download").count
+
+    async def content() -> int:
+        await begin()
+        gc.collect()  # the answer of a test's client refers to itself
+        try:
+            for _ in range(100):
+                if counted := await sync_to_async(count)():
+                    return counted
+                await asyncio.sleep(0.05)
+            return 0
+        finally:
+            await sync_to_async(connections.close_all)()
+
+    assert 0 < apart(lambda: asyncio.run(content())) < 20
 
 
 @pytest.mark.parametrize(
