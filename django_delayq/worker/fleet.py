@@ -29,9 +29,12 @@ logger = logging.getLogger("delayq.worker")
 STEP_IN, STEP_IN_LATER = 0.3, 0.6
 #: So many of the others look, on average.
 LATER = 2
-#: What a worker says about itself: 0 (idle) to 8 (busy), or one of these. UNFIT: its code could not
-#: run what it claimed, and that of another worker may.
+#: What a worker says about itself: its load, 0 (idle) to 8 (busy), or FULL; or one of the last two.
+#: UNFIT is added to the load: its code could not run what it claimed, that of another worker may.
 FULL, UNFIT, ABSENT, GONE = 9, 10, 98, 99
+#: So long the same worker comes first of those whose code does not fit (seconds). A message that is
+#: put off waits at least as long: each time it meets another one by chance, until its code fits.
+UNFIT_ORDER_S = 5.0
 #: Seconds between two changes of what a worker says, unless it is full.
 SAY_AGAIN = 1.0
 #: Seconds after which a worker that has just started looks again whether it has a heartbeat.
@@ -58,7 +61,7 @@ class Member(NamedTuple):
     topics: frozenset[str]
     """Empty as long as its heartbeat has not been read."""
     load: int
-    """0 to 8, FULL, UNFIT, ABSENT (it was late, and has not answered) or GONE."""
+    """0 to FULL, UNFIT to UNFIT + FULL, ABSENT (it was late, and has not answered) or GONE."""
     heard_at: float
     """When that was heard (local monotonic time)."""
 
@@ -117,7 +120,7 @@ class Fleet:
     @property
     def is_full(self) -> bool:
         """Whether this worker has said that it is full."""
-        return self._said == FULL
+        return self._said is not None and is_full(self._said)
 
     def rank(self, partition: Partition) -> int:
         """How many workers come before this one for the partition: its home has 0."""
@@ -165,15 +168,24 @@ class Fleet:
 
     def turn(self, partition: Partition) -> int:
         """As rank(), but busy workers come later, and those whose code does not fit come last. When
-        all others are full it is the turn of each whose code fits."""
+        all are full it is everybody's turn; when all whose code fits are full, it is theirs."""
         load = self._said or 0
         if not self._anybody_busy and not load:
             return self.rank(partition)
         others = self._serving(partition)
-        if load == FULL and all(other.load >= FULL for other in others):
+        if load >= UNFIT and any(other.load == UNFIT + FULL for other in others):
+            # That one has waited long enough for those that are full.
+            others = [other for other in others if other.load != FULL]
+        if self.is_full and all(other.load >= load for other in others):
             return 0
-        mine = (load, -score(self._seed, partition))
-        return sum((other.load, -score(other.seed, partition)) < mine for other in others)
+        mine = self._order(load, self._seed, partition)
+        return sum(self._order(other.load, other.seed, partition) < mine for other in others)
+
+    def _order(self, load: int, seed: int, partition: Partition) -> tuple[int, int]:
+        """The worker with the lowest one comes first."""
+        if load >= UNFIT:
+            seed ^= int(self._shared.clock.now_ms() / (1000 * UNFIT_ORDER_S))
+        return load, -score(seed, partition)
 
     def patience(self, partition: Partition, due_ms: float) -> float | None:
         """Seconds after the due time until this worker looks whether the message is claimed. 0: it
@@ -265,7 +277,7 @@ class Fleet:
         if (
             self._said is None
             or self._is_called
-            or (is_news and (again_in <= 0 or (load == FULL and not self.is_full)))
+            or (is_news and (again_in <= 0 or (is_full(load) and not self.is_full)))
         ):
             is_first = self._said is None
             # First: what is heard from now on counts for the next time.
@@ -303,14 +315,14 @@ class Fleet:
     def report_late(self, partition: Partition) -> Collection[str]:
         """Those before this worker have not claimed what was due: they are absent until they say
         something, unless they are full. Returns their names. Raises StoreError."""
-        mine = (self._said or 0, -score(self._seed, partition))
+        mine = self._order(self._said or 0, self._seed, partition)
         late = [
             name
             for name, other in self._others.items()
             if other.is_present
             and partition.topic in other.topics
-            and other.load != FULL
-            and (other.load, -score(other.seed, partition)) < mine
+            and not is_full(other.load)
+            and self._order(other.load, other.seed, partition) < mine
         ]
         for name in late:
             self._tell(name, ABSENT)
@@ -320,6 +332,11 @@ class Fleet:
 
     def _tell(self, name: str, load: int) -> None:
         self._shared.store.workers.tell_fleet(name, load)
+
+
+def is_full(load: int) -> bool:
+    """Whether a worker that says this about itself is full, whatever its code fits."""
+    return load in (FULL, UNFIT + FULL)
 
 
 def _mixed(number: int) -> int:

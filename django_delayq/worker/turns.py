@@ -202,19 +202,20 @@ class Turns:
         self._unfit_until = time.monotonic() + UNFIT_S
 
     def tell_fleet(self, busy: Callable[[], float], *, claims: bool) -> float:
-        """Say whether this worker claims, and how busy it is, from 0 to 1, unless it is full or
-        unfit.
-        Returns after how many seconds there may be something to say again. Raises StoreError."""
+        """Say whether this worker claims; how busy it is, from 0 to 1, or that it is full; and
+        whether its code fits. Returns after how many seconds there may be something to say again.
+        Raises StoreError."""
         fleet, now = self._fleet, time.monotonic()
         if not claims:
             fleet.leave()
             return math.inf
-        if fleet.is_alone or now >= self._full_until:
-            unfit = now < self._unfit_until
-            # Nobody hears what a lone worker says.
-            return fleet.say(UNFIT if unfit else 0 if fleet.is_alone else round(8 * busy()))
+        unfit = UNFIT if now < self._unfit_until else 0
+        if fleet.is_alone:  # then it costs nothing to ask
+            return fleet.say(unfit)
+        if now >= self._full_until:
+            return fleet.say(unfit + round(8 * busy()))
         was_full = fleet.is_full
-        pause = min(fleet.say(FULL), self._full_until - now)
+        pause = min(fleet.say(unfit + FULL), self._full_until - now)
         if not was_full:  # whose turn it is now has perhaps not kept the hint
             for visit in self._agenda.visits.values():
                 if visit.backlog:

@@ -187,6 +187,14 @@ if os.environ.get("DELAYQ_TEST_CODE") != "old":
         write()
 
 
+if os.environ.get("DELAYQ_TEST_CODE") != "new":
+
+    @delayed_task
+    def leaver() -> None:
+        """No longer there in the worker that has the new code."""
+        write()
+
+
 def _grown(number: int, note: str = "") -> None:
     """Its newest parameter is not yet there in the worker that has the old code."""
     write()

@@ -90,6 +90,16 @@ def test_what_the_homes_cannot_run_reaches_the_worker_that_comes_last(queue: Que
     assert {run.pid for run in queue.history.starts()} == {new.pid}
 
 
+def test_in_a_deploy_that_renames_a_task_each_message_reaches_its_worker(queue: Queue) -> None:
+    """The code of each worker lacks what the other one has."""
+    for code in ("old", "new"):
+        queue.worker(DELAYQ_TEST_CODE=code)
+    queue.wait_for_beats(2)
+    handles = [task.enqueue() for _ in range(3) for task in (tasks.newcomer, tasks.leaver)]
+    queue.wait_for_runs(handles, 120)  # usually 20
+    assert not queue.history.duplicates()
+
+
 @pytest.mark.parametrize("how", ["killed", "frozen", "told to stop"])
 def test_a_home_that_fails_delays_its_messages_by_less_than_a_second(
     queue: Queue, figure: Figure, how: str
@@ -150,9 +160,16 @@ def test_new_workers_do_not_wait_for_those_that_were_killed(queue: Queue, figure
     queue.wait_for_runs(handles)
 
 
-def test_a_home_with_no_free_thread_delays_nobody(queue: Queue, figure: Figure) -> None:
+@pytest.mark.parametrize("code", ["new", "old"])
+def test_a_home_with_no_free_thread_delays_nobody(
+    queue: Queue, figure: Figure, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setenv("DELAYQ_TEST_CODE", code)
     workers = together(queue, 3, "--concurrency", "2")
     first = home(queue, workers)
+    while code == "old" and any("unknown_task" not in worker.output for worker in workers):
+        tasks.newcomer.enqueue()  # each puts one off
+        time.sleep(1.2)
     tasks.work.enqueue_many([(4.0,)] * 2)
     wait_until(lambda: queue.history.count() == 2, "both run")
     time.sleep(0.2)

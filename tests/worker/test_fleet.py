@@ -15,6 +15,7 @@ from django_delayq.store.hints import HintStream
 from django_delayq.store.keys import FLEET_HINT, Partition
 from django_delayq.store.store import RedisStore
 from django_delayq.worker import fleet as module
+from django_delayq.worker.executor import PUT_OFF_FIRST
 from django_delayq.worker.fleet import ABSENT, EVERYBODY, FULL, GONE, UNFIT, Fleet
 from django_delayq.worker.heartbeat import Heartbeat
 from django_delayq.worker.shared import Shared
@@ -291,14 +292,56 @@ def test_workers_whose_code_does_not_fit_help_full_ones_a_moment_later(crew: Cre
     assert (b.turn(PARTITIONS[0]), c.turn(PARTITIONS[0])) == (0, 0)
 
 
-def test_where_no_code_fits_the_homes_come_first(crew: Crew) -> None:
+def test_once_one_of_them_is_full_they_all_help(crew: Crew) -> None:
+    fits, full, *others = crew.join(*"abcdef")
+    fits.say(FULL)
+    full.say(UNFIT + FULL)
+    say_unfit(*others)
+    assert min(one.turn(PARTITIONS[0]) for one in others) == 0
+    for one in others:
+        one.say(UNFIT + FULL)
+    assert {one.turn(PARTITIONS[0]) for one in (full, *others)} == {0}
+
+
+def say_unfit(*fleets: Fleet) -> None:
+    for fleet in fleets:
+        fleet._said_at = 0.0
+        fleet.say(UNFIT)
+
+
+def first(crew: Crew, partition: Partition) -> list[str]:
+    return [name for name, fleet in crew.items() if not fleet.turn(partition)]
+
+
+def test_where_no_code_fits_one_comes_first(crew: Crew) -> None:
     """Else each of many workers would claim each message for as long as one of them is put off."""
+    say_unfit(*crew.join("a", "b", "c"))
+    firsts = [first(crew, part) for part in PARTITIONS]
+    assert {len(names) for names in firsts} == {1}
+    assert {name for (name,) in firsts} == {"a", "b", "c"}
+
+
+def test_where_no_code_fits_each_comes_first_at_times(crew: Crew, shared: Shared) -> None:
+    """In a deploy that renames a task each code may lack one of two tasks. Both messages are put
+    off again and again, and reach each worker."""
+    say_unfit(*crew.join("a", "b", "c"))
+    at_s, came = 1_000_000, list[str]()
+    for _ in range(50):
+        at_s += int(PUT_OFF_FIRST)
+        shared.clock.forget()
+        shared.clock.sync(at_s * 1_000_000)
+        came += first(crew, PARTITIONS[0])
+    assert len(came) == 50
+    assert min(came.count(name) for name in "abc") > 5
+
+
+def test_where_no_code_fits_busy_workers_come_later(crew: Crew) -> None:
     a, b = crew.join("a", "b")
-    a._said_at = b._said_at = 0.0
-    a.say(UNFIT)
-    b.say(UNFIT)
-    for part in PARTITIONS:
-        assert (a.turn(part), b.turn(part)) == (a.rank(part), b.rank(part))
+    say_unfit(a, b)
+    a.say(UNFIT + FULL)
+    assert {b.turn(part) for part in PARTITIONS} == {0}
+    b.say(UNFIT + FULL)
+    assert {fleet.turn(part) for fleet in (a, b) for part in PARTITIONS} == {0}
 
 
 def test_small_changes_are_told_once_a_second_and_full_at_once(crew: Crew) -> None:
