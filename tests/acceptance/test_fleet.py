@@ -95,8 +95,11 @@ def test_in_a_deploy_that_renames_a_task_each_message_reaches_its_worker(queue: 
     for code in ("old", "new"):
         queue.worker(DELAYQ_TEST_CODE=code)
     queue.wait_for_beats(2)
-    handles = [task.enqueue() for _ in range(3) for task in (tasks.newcomer, tasks.leaver)]
-    queue.wait_for_runs(handles, 120)  # usually 20
+    handles = []
+    for _ in range(5):
+        handles += [tasks.newcomer.enqueue(), tasks.leaver.enqueue()]
+        time.sleep(1.2)  # each puts one off, and says so
+    queue.wait_for_runs(handles, 90)  # usually 20
     assert not queue.history.duplicates()
 
 
