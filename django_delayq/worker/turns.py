@@ -159,12 +159,16 @@ class Turns:
         heads = self._heads([visit.partition for visit in looks])
         too_old_ms = self._shared.clock.now_ms() - 1000 * STEP_IN
         for visit, head_ms in zip(looks, heads, strict=True):
-            if visit in self._standing_in:  # something was due
+            stands_in = visit in self._standing_in
+            if stands_in:  # something was due
                 visit.may_be_leased = visit.to_sweep = True
             if head_ms is not None and head_ms <= too_old_ms:
                 late.add(visit)
-            else:
-                self.plan(visit, head_ms)
+                continue
+            self.plan(visit, head_ms)
+            if head_ms is not None and not stands_in and visit not in self._standing_in:
+                # A sweep has led here, and others are to claim it. Their hint may be lost, too.
+                self._shared.store.workers.hint(f"{visit.partition}:{int(head_ms)}")
         return late
 
     def _heads(self, partitions: Sequence[Partition]) -> Sequence[float | None]:

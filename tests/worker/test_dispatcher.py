@@ -853,6 +853,27 @@ def test_worker_that_has_put_something_off_leaves_it_to_others(
     assert len(pool.fed) == 1
 
 
+def test_what_a_home_that_does_not_fit_finds_is_told_to_those_who_fit(
+    dispatcher: Dispatcher, pool: Takes, others: Fleet, shared: Shared
+) -> None:
+    """Its hint was lost, and this worker leaves it to others."""
+    place(others, 0)
+    settle_down(dispatcher)
+    others._said_at = 0.0  # it says nothing twice within a second
+    dispatcher.note_unfit()
+    settle_down(dispatcher)
+    handle = record.using(delay=60).enqueue(1)
+    said: list[str] = []
+    with (
+        mock.patch.object(shared.store.workers, "hint", said.append),
+        mock.patch.object(others, "is_drawn", lambda *_: False),
+    ):
+        dispatcher.agenda.expect(DEFAULT, 0)  # a sweep
+        settle_down(dispatcher)
+        assert said == [f"{DEFAULT}:{handle.due_ms}"]
+    assert not pool.fed
+
+
 def test_backlog_is_for_everybody_who_knows_of_it(
     dispatcher: Dispatcher, pool: Takes, others: Fleet
 ) -> None:
