@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -162,6 +163,52 @@ def test_whatever_waits_leaves_together(
     settler.run_once()
     assert scripts_run(delayq) - before == 3
     assert topic_stats("default").counters["acked"] == 1201
+
+
+@pytest.mark.parametrize(
+    ("filled", "count", "gathers"),
+    [
+        (False, 1, False),
+        (False, 7, False),  # the next message of a limit may wait for them
+        (False, 8, True),
+        (True, 1, False),
+        (True, 2, True),
+    ],
+)
+def test_after_a_batch_the_next_one_gathers_for_a_moment(
+    shared: Shared, filled: bool, count: int, gathers: bool
+) -> None:
+    settler = Settler(shared, lambda outcomes: None, lambda: filled)
+    leases = claim_many(shared, noop, count + 1)
+    waits: list[float] = []
+    with mock.patch.object(settler._pace, "wait", waits.append):
+        settler.put_all(map(outcome, leases[:count]))
+        settler.run_once()
+        assert not waits
+        settler._settled_at = time.monotonic() + 60  # just now, however slow this machine is
+        settler.put(outcome(leases[-1]))
+        settler.run_once()
+    assert bool(waits) is gathers
+    assert settler.idle
+
+
+def test_where_the_pool_drains_meanwhile_outcomes_wait_no_longer(shared: Shared) -> None:
+    filled = [True]
+    settler = Settler(shared, lambda outcomes: None, lambda: filled[0])
+    leases = claim_many(shared, noop, 3)
+    settler.put_all(map(outcome, leases[:2]))
+    settler.run_once()
+    settler._settled_at = time.monotonic() + 60
+    settler.put(outcome(leases[2]))
+    waits: list[float] = []
+
+    def drain(seconds: float) -> None:
+        waits.append(seconds)
+        filled[0] = False
+
+    with mock.patch.object(settler._pace, "wait", drain):
+        settler.run_once()
+    assert len(waits) == 1
 
 
 def test_each_partition_and_kind_gets_a_call(
