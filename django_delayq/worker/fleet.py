@@ -173,13 +173,17 @@ class Fleet:
         if not self._anybody_busy and not load:
             return self.rank(partition)
         others = self._serving(partition)
-        if load >= UNFIT and any(other.load == UNFIT + FULL for other in others):
-            # That one has waited long enough for those that are full.
+        moment = 0
+        if load >= UNFIT:
+            # All that are full get one moment, unless another one has let it pass already.
+            loads = {other.load for other in others}
+            moment = int(FULL in loads and UNFIT + FULL not in loads)
             others = [other for other in others if other.load != FULL]
         if self.is_full and all(other.load >= load for other in others):
-            return 0
+            return moment
         mine = self._order(load, self._seed, partition)
-        return sum(self._order(other.load, other.seed, partition) < mine for other in others)
+        before = sum(self._order(other.load, other.seed, partition) < mine for other in others)
+        return moment + before
 
     def _order(self, load: int, seed: int, partition: Partition) -> tuple[int, int]:
         """The worker with the lowest one comes first."""

@@ -18,8 +18,8 @@ logger = logging.getLogger("delayq.worker")
 
 #: A worker that could not take all that was due counts as full for so many seconds.
 FULL_S = 1.0
-#: A worker that has put a message off leaves what it can to others for so many seconds. It is by
-#: default for as long as others get the message again. Else the home would meet it each time.
+#: A worker that has put a message off leaves what it can to others for so many seconds: by default
+#: others meet the message for so long (UNKNOWN_TASK_GRACE). Else the home would meet it each time.
 UNFIT_S = 600.0
 #: A worker looks at the order of the workers at once when the last look took less than QUICK_S
 #: seconds. Slower looks take a tenth of its time: the next one is put off, by PUT_OFF_S at most.

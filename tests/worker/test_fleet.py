@@ -292,6 +292,15 @@ def test_workers_whose_code_does_not_fit_help_full_ones_a_moment_later(crew: Cre
     assert (b.turn(PARTITIONS[0]), c.turn(PARTITIONS[0])) == (0, 0)
 
 
+def test_many_full_ones_count_as_one(crew: Crew) -> None:
+    """Else the lot may decide that the only worker with a free thread does not look."""
+    *full, idle = crew.join(*"abcdefgh")
+    for one in full:
+        one.say(FULL)
+    say_unfit(idle)
+    assert {idle.patience(part, 0) for part in PARTITIONS} == {module.STEP_IN}
+
+
 def test_once_one_of_them_is_full_they_all_help(crew: Crew) -> None:
     fits, full, *others = crew.join(*"abcdef")
     fits.say(FULL)
