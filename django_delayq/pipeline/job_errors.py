@@ -61,6 +61,8 @@ _GONE = (
     "Error while sending or receiving",
     "Connection refused",
     "reset by peer",
+    # Of Spark, which has stopped itself: a thread had no memory, and Java is about to end.
+    '.dagScheduler()" is null',
 )
 _MEMORY = ("OutOfMemoryError", "Java heap space", "GC overhead limit")
 MORE_MEMORY = (
@@ -84,7 +86,7 @@ def cause(error: Exception) -> Exception:
     texts: list[str] = []
     seen: BaseException | None = error
     while seen is not None:
-        texts.append(str(seen))
+        texts.append(_text(seen))
         seen = seen.__cause__ or seen.__context__
     text = "\n".join(texts)
     if any(word in text for word in _MEMORY):
@@ -97,10 +99,18 @@ def cause(error: Exception) -> Exception:
         )
     # Py4J: "An error occurred while calling o12.load.\n: java.io.IOException: ..."
     message = re.sub(
-        r"^An error occurred while calling \S+\n?(: )?", "", _SQLSTATE.sub("", str(error))
+        r"^An error occurred while calling \S+\n?(: )?", "", _SQLSTATE.sub("", texts[0])
     )
     first = _first_line(message)
     return DelayQError(first if first.startswith("[") else f"{type(error).__name__}: {first}")
+
+
+def _text(error: BaseException) -> str:
+    """Py4J asks Java for the text of an error, and Java may be gone."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return str(failed)
 
 
 def _raised_by_python(text: str) -> Exception | None:

@@ -72,6 +72,32 @@ def test_java_at_its_limit_is_told_how_to_get_more() -> None:
     )
 
 
+class _OfJava(Exception):
+    """As an error of Py4J, whose text is at Java."""
+
+    __module__ = "py4j.protocol"
+
+    def __init__(self, text: str | Exception) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        if isinstance(self._text, Exception):
+            raise self._text
+        return self._text
+
+
+def test_java_that_has_ended_is_told_how_to_get_more_memory() -> None:
+    stopped = (
+        'java.lang.NullPointerException: Cannot invoke "org.apache.spark.scheduler.DAGScheduler.'
+        'cleanupQueryJobs(long)" because the return value of "org.apache.spark.SparkContext.'
+        'dagScheduler()" is null'
+    )
+    for text in (stopped, RuntimeError("Answer from Java side is empty")):
+        found = str(cause(_OfJava(text)))
+        assert found.startswith("Java has ended in the middle of the job."), found
+        assert "--driver-memory" in found
+
+
 def test_spark_is_cut_to_its_first_sentence() -> None:
     text = "[PATH_NOT_FOUND] Path does not exist: file:/tmp/no. SQLSTATE: 42K03\nmore"
     assert str(cause(RuntimeError(text))) == "[PATH_NOT_FOUND] Path does not exist: file:/tmp/no."
