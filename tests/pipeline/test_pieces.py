@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
@@ -43,7 +44,8 @@ def batches(keys: list[str | None], each: int = 100) -> list[pa.RecordBatch]:
 
 def made_ready(maker: MessageMaker, tasks: list[list[pa.RecordBatch]]) -> list[dict[str, Any]]:
     """As Spark would: each task cuts its rows, and the pieces come in the order of their parts."""
-    cuts = [cut for rows in tasks for cut in pieces.cut(maker(rows))]
+    cells = maker.partitions * maker.planned.options.splits
+    cuts = [cut for rows in tasks for cut in pieces.cut(maker(rows), cells)]
     whole = pa.Table.from_batches(cuts, pieces.CUT_ROWS).sort_by("part")
     ready = pa.Table.from_batches(pieces.ready(whole.to_batches(7)), pieces.READY)
     found: list[dict[str, Any]] = ready.to_pylist()
@@ -120,10 +122,21 @@ def test_a_piece_holds_no_more_rows_and_bytes_than_it_may(
 
 
 def test_rows_that_are_no_messages_are_not_all_in_one_part(maker: MessageMaker) -> None:
-    keys = [*map(str, range(1_000)), *[None] * 1_000]
-    found = made_ready(maker, [batches(keys, 2_000)])
-    assert sum(row["refused"] or 0 for row in found) == 1_000
-    assert max(row["refused"] or 0 for row in found) < 10
+    nameless: list[str | None] = [None] * 1_000
+    for keys in ([*map(str, range(1_000)), *nameless], nameless):
+        found = made_ready(maker, [batches(keys, 2_000)])
+        assert sum(row["refused"] or 0 for row in found) == 1_000
+        assert max(row["refused"] or 0 for row in found) < 10
+
+
+def test_many_cells_have_few_parts(maker: MessageMaker) -> None:
+    rows = batches([str(number) for number in range(3_000)])
+    found = made_ready(replace(maker, partitions=pieces.ALL_PARTS), [rows])
+    assert sum(row["rows"] or 0 for row in found) == 3_000
+    places = [(one["partition"], one["split"]) for row in found for one in row["messages"]]
+    pieces_of = Counter(row["messages"][0]["partition"] for row in found)
+    assert max(pieces_of.values()) <= SPLITS, "a cell is one part"
+    assert places == sorted(places)
 
 
 def test_a_source_without_rows_has_no_pieces(maker: MessageMaker) -> None:

@@ -21,6 +21,9 @@ from .row_messages import LARGE, MADE
 #: A cell is put into the order of its ids in so many parts, by the first byte of the ids: one part
 #: of one cell has to fit into the memory of a task.
 PARTS = 32
+#: Fewer of them where all cells would have more together: each part takes a millisecond, and the
+#: calls to Redis hold no more than its messages.
+ALL_PARTS = 4_096
 #: A task cuts its rows into pieces when it has made so many bytes of them.
 CUT = 64 * 1024 * 1024
 #: Most messages and, about, most bytes of a piece that is ready to be written.
@@ -45,8 +48,13 @@ WHY = pa.schema([("name", pa.string()), ("reason", pa.string()), ("row", pa.stri
 Batches = Iterator[pa.RecordBatch]
 
 
-def cut(made: Iterable[pa.RecordBatch]) -> Batches:
-    """CUT_ROWS of batches of MADE."""
+def parts_of(cells: int) -> int:
+    """Parts of each cell, where there are so many cells."""
+    return max(1, min(PARTS, ALL_PARTS // cells))
+
+
+def cut(made: Iterable[pa.RecordBatch], cells: int) -> Batches:
+    """CUT_ROWS of batches of MADE. `cells`: those of the topic, whether they have rows or not."""
     waiting, size = list[pa.RecordBatch](), 0
     for batch in made:
         if not len(batch):
@@ -54,26 +62,27 @@ def cut(made: Iterable[pa.RecordBatch]) -> Batches:
         waiting.append(batch)
         size += batch.nbytes
         if size >= CUT:
-            yield _cut(waiting)
+            yield _cut(waiting, cells)
             waiting, size = [], 0
     if waiting:
-        yield _cut(waiting)
+        yield _cut(waiting, cells)
 
 
-def _cut(made: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def _cut(made: Sequence[pa.RecordBatch], cells: int) -> pa.RecordBatch:
     whole = pa.Table.from_batches(made)
     first = messages.bytes_of(whole["id"].combine_chunks())[:, 0].astype(np.int32)
-    part = whole["cell"].fill_null(0).to_numpy() * PARTS + first * PARTS // 256
+    parts = parts_of(cells)
+    part = whole["cell"].fill_null(0).to_numpy() * parts + first * parts // 256
     without = whole["cell"].is_null().to_numpy()
     # No messages, wherever they are: not all in one part, which would have to hold them all.
-    part[without] = np.arange(np.count_nonzero(without)) % (part.max() + 1)
+    part[without] = np.arange(np.count_nonzero(without)) % (cells * parts)
     order = np.argsort(part, kind="stable")
     in_order, rows = part[order], _one_batch(whole.take(pa.array(order)))
     starts = np.flatnonzero(np.diff(in_order, prepend=-1))
     lengths = np.diff(starts, append=len(rows))
     cuts = [rows.slice(*one) for one in zip(starts.tolist(), lengths.tolist(), strict=True)]
-    parts = pa.array(in_order[starts], pa.int32())
-    return pa.RecordBatch.from_arrays([parts, schemas.packed_rows(cuts)], schema=CUT_ROWS)
+    names = pa.array(in_order[starts], pa.int32())
+    return pa.RecordBatch.from_arrays([names, schemas.packed_rows(cuts)], schema=CUT_ROWS)
 
 
 def ready(cuts: Iterable[pa.RecordBatch]) -> Batches:

@@ -65,12 +65,13 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
 
 def message_pieces(source: DataFrame, maker: MessageMaker) -> DataFrame:
     """pieces.READY of all rows, each cell in one task of Spark."""
+    cells = maker.partitions * maker.planned.options.splits
 
     def cut(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pieces.cut(maker(batches))
+        return pieces.cut(maker(batches), cells)
 
-    tasks = message_frames.tasks_of(source, maker.partitions * maker.planned.options.splits)
-    cell = F.floor(F.col("part") / pieces.PARTS).cast("int")
+    tasks = message_frames.tasks_of(source, cells)
+    cell = F.floor(F.col("part") / pieces.parts_of(cells)).cast("int")
     return (
         source.mapInArrow(cut, from_arrow_schema(pieces.CUT_ROWS))
         .repartitionById(tasks, cell % tasks)
