@@ -78,6 +78,25 @@ def test_parquet_keeps_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read(path, "parquet") == [(1, {"k": 1}), (2, {"k": 2}), (3, {"k": 3})]
 
 
+def test_large_rows_are_read_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_files, "BYTES", 1_000)
+    monkeypatch.setattr(row_files, "BATCH", 100)
+    texts = [*("x" * size for size in (10, 2_000, 400, 400, 400)), *("y" for _ in range(200))]
+    as_json, as_parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    as_json.write_text("".join(f'{{"k": "{text}"}}\n' for text in texts))
+    parquet.write_table(pa.table({"k": texts}), as_parquet)
+    for path, kind, quote in ((as_json, "json", '"'), (as_parquet, "parquet", "")):
+        found = list(open_rows(str(path), kind).batches())
+        assert [line for part in found for line in part.lines] == list(range(1, 206))
+        assert [row for part in found for row in part.rows["k"].to_pylist()] == [
+            f"{quote}{text}{quote}" for text in texts
+        ]
+        assert all(len(part.rows) == 1 or part.rows.nbytes <= 2_000 for part in found)
+        assert max(len(part.rows) for part in found) > 20
+
+
 def test_categories_of_pandas_are_their_values(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     columns = {"k": pa.array(["a", "b", "a"]), "n": pa.array([1, None, 1])}

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
-from ...core.chunks import chunked
+from ...core.chunks import chunked, chunked_by_weight
 from .. import schemas
 from ..job_errors import Refused
 from . import json_values
@@ -24,8 +24,9 @@ from .row_messages import CORRUPT
 ENDINGS = {
     ".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json",
 }  # fmt: skip
-#: Rows that are read at a time.
-BATCH = 10_000
+#: Most rows that are read at a time, and about how many bytes of them: a column of Arrow takes less
+#: than 2 GiB.
+BATCH, BYTES = 10_000, 64 * 1024 * 1024
 #: Most bytes of a row of CSV: four times the largest body.
 MOST_CSV_ROW = 4 * 1024 * 1024
 #: Each field of the row that _WithEnd adds.
@@ -90,11 +91,22 @@ class ParquetRows:
         first = 1
         with self._open() as file:
             for batch in file.iter_batches(BATCH):
-                yield Lines(batch.cast(self.schema), range(first, first + len(batch)))
-                first += len(batch)
+                for rows in _halved(batch.cast(self.schema)):
+                    yield Lines(rows, range(first, first + len(rows)))
+                    first += len(rows)
 
     def _open(self) -> Any:
         return parquet.ParquetFile(self._path, coerce_int96_timestamp_unit="us")
+
+
+def _halved(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The rows in parts of BYTES at the most; a larger row is in a part of its own."""
+    if len(rows) < 2 or rows.nbytes <= BYTES:
+        yield rows
+    else:
+        half = len(rows) // 2
+        yield from _halved(rows.slice(0, half))
+        yield from _halved(rows.slice(half))
 
 
 class CsvRows:
@@ -281,7 +293,8 @@ class JsonRows:
             if file.read(len(BOM_UTF8)) != BOM_UTF8:
                 file.seek(0)
             numbered = ((at, line) for at, line in enumerate(file, 1) if line.strip())
-            for page in chunked(numbered, BATCH):
+            least = BYTES // BATCH  # so that there are no more than BATCH
+            for page in chunked_by_weight(numbered, lambda one: max(len(one[1]), least), BYTES):
                 lines, texts = zip(*page, strict=True)
                 array = pa.array([text.rstrip(b"\r\n") for text in texts], pa.binary())
                 yield Lines(pa.record_batch([array], names=["line"]), lines)
