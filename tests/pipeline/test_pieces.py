@@ -114,6 +114,8 @@ def test_a_piece_holds_no_more_rows_and_bytes_than_it_may(
     rows = batches([str(number) for number in range(2_000)])
     monkeypatch.setattr(pieces, "READY_ROWS", 3)
     assert max(row["rows"] or 0 for row in made_ready(maker, [rows])) == 3
+    refused = [row["refused"] for row in made_ready(maker, [batches(["one key"] * 10)])]
+    assert refused == [3, 3, 3, 1]
     monkeypatch.setattr(pieces, "READY_ROWS", 2_000)
     monkeypatch.setattr(pieces, "READY_BYTES", 1_000)
     assert 1 < max(row["rows"] or 0 for row in made_ready(maker, [rows])) < 10

@@ -26,7 +26,7 @@ PARTS = 32
 ALL_PARTS = 4_096
 #: A task cuts its rows into pieces when it has made so many bytes of them.
 CUT = 64 * 1024 * 1024
-#: Most messages and, about, most bytes of a piece that is ready to be written.
+#: Most rows and, about, most bytes of a piece of READY, with messages or with refused rows.
 READY_ROWS, READY_BYTES = 5_000, 8 * 1024 * 1024
 
 #: Rows of one part of one cell, in any order.
@@ -111,9 +111,10 @@ def _ready(made: pa.Table) -> Batches:
         chosen = rows.select(schemas.MESSAGES.names).cast(schemas.MESSAGES)
         yield _row({**totals._asdict(), "messages": chosen})
     bad = made.append_column("copies", copies).filter(pc.invert(fits))
-    if len(bad):
-        why = bad.set_column(bad.schema.get_field_index("reason"), "reason", messages.refusals(bad))
-        yield _row({"refused": len(bad), "why": why.select(WHY.names).cast(WHY)})
+    why = bad.set_column(bad.schema.get_field_index("reason"), "reason", messages.refusals(bad))
+    for at in range(0, len(bad), each):
+        some = why.select(WHY.names).slice(at, each).cast(WHY)
+        yield _row({"refused": len(some), "why": some})
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
