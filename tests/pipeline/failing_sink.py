@@ -82,4 +82,4 @@ class KilledWriter(QueueWriter):
             return load(*arguments)
 
         store.bulk_load.load = counted  # type: ignore[method-assign]
-        return WrittenMessages(*Loader(store, self._load).run(iterator))
+        return WrittenMessages(*Loader(store, self._load).run(self.messages(iterator)))
