@@ -34,7 +34,7 @@ MEANINGS = {
     "per database.",
     "pg_growth": "The archive of PostgreSQL with a year of 1, 10 and 30 million rows, as one table and with a partition for "
     "each month: the rate of COPY in transactions of 2,000 rows and its ratio to that into an empty table, all of the "
-    "archive's pages, and a prune of the oldest 40 days; then how long the table takes to become a partitioned one.",
+    "archive's pages, and a prune of its two oldest months; then how long the table takes to become a partitioned one.",
     "orders": "20,000 orders due at one instant, each closed by an `UPDATE` on PostgreSQL: one message a call (5,000 orders), "
     "500 a call, 500 a call exactly once; the ceiling is a bare loop of `UPDATE`s of 500 rows, or of one row in two processes. "
     "The table has 100,000 orders that were closed before. With `--peers`: other queues that close 4,000 of the same orders, "
