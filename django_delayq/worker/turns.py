@@ -22,8 +22,8 @@ FULL_S = 1.0
 #: others meet the message for so long (UNKNOWN_TASK_GRACE). Else the home would meet it each time.
 UNFIT_S = 600.0
 #: A worker looks at the order of the workers at once when the last look took less than QUICK_S
-#: seconds. Slower looks take a tenth of its time: the next one is put off, by PUT_OFF_S at most.
-QUICK_S, PUT_OFF_S = 0.002, 0.3
+#: seconds. Slower looks take a tenth of its time: the next one waits, for MOST_WAIT_S at most.
+QUICK_S, MOST_WAIT_S = 0.002, 0.3
 
 
 class Turns:
@@ -122,7 +122,7 @@ class Turns:
                 visit.is_own = True
                 self._agenda.expect(visit.partition, due_ms)
         took = time.monotonic() - begun
-        self._follow_at = begun + (min(PUT_OFF_S, 10 * took) if took > QUICK_S else 0.0)
+        self._follow_at = begun + (min(MOST_WAIT_S, 10 * took) if took > QUICK_S else 0.0)
 
     # What is planned and chosen
 
