@@ -61,8 +61,9 @@ _GONE = (
     "Error while sending or receiving",
     "Connection refused",
     "reset by peer",
-    # Of Spark, which has stopped itself: a thread had no memory, and Java is about to end.
+    # Spark stops itself when a thread has no memory, and Java is about to end.
     '.dagScheduler()" is null',
+    "SparkContext was shut down",
 )
 _MEMORY = ("OutOfMemoryError", "Java heap space", "GC overhead limit")
 MORE_MEMORY = (

@@ -92,7 +92,10 @@ def test_java_that_has_ended_is_told_how_to_get_more_memory() -> None:
         'cleanupQueryJobs(long)" because the return value of "org.apache.spark.SparkContext.'
         'dagScheduler()" is null'
     )
-    for text in (stopped, RuntimeError("Answer from Java side is empty")):
+    cancelled = (
+        "org.apache.spark.SparkException: Job 2 cancelled because SparkContext was shut down"
+    )
+    for text in (stopped, cancelled, RuntimeError("Answer from Java side is empty")):
         found = str(cause(_OfJava(text)))
         assert found.startswith("Java has ended in the middle of the job."), found
         assert "--driver-memory" in found
