@@ -32,8 +32,8 @@ LATER = 2
 #: What a worker says about itself: its load, 0 (idle) to 8 (busy), or FULL; or one of the last two.
 #: UNFIT is added to the load: its code could not run what it claimed, that of another worker may.
 FULL, UNFIT, ABSENT, GONE = 9, 10, 98, 99
-#: So long the same worker comes first of those whose code does not fit (seconds). A message that is
-#: put off waits at least as long: each time it meets another one by chance, until its code fits.
+#: Seconds for which the same worker comes first of those whose code does not fit. A message that is
+#: put off waits at least as long: each time chance decides which worker it meets.
 UNFIT_ORDER_S = 5.0
 #: Seconds between two changes of what a worker says, unless it is full.
 SAY_AGAIN = 1.0
@@ -120,7 +120,7 @@ class Fleet:
     @property
     def is_full(self) -> bool:
         """Whether this worker has said that it is full."""
-        return self._said is not None and is_full(self._said)
+        return self._said is not None and says_full(self._said)
 
     def rank(self, partition: Partition) -> int:
         """How many workers come before this one for the partition: its home has 0."""
@@ -281,7 +281,7 @@ class Fleet:
         if (
             self._said is None
             or self._is_called
-            or (is_news and (again_in <= 0 or (is_full(load) and not self.is_full)))
+            or (is_news and (again_in <= 0 or (says_full(load) and not self.is_full)))
         ):
             is_first = self._said is None
             # First: what is heard from now on counts for the next time.
@@ -325,7 +325,7 @@ class Fleet:
             for name, other in self._others.items()
             if other.is_present
             and partition.topic in other.topics
-            and not is_full(other.load)
+            and not says_full(other.load)
             and self._order(other.load, other.seed, partition) < mine
         ]
         for name in late:
@@ -338,8 +338,8 @@ class Fleet:
         self._shared.store.workers.tell_fleet(name, load)
 
 
-def is_full(load: int) -> bool:
-    """Whether a worker that says this about itself is full, whatever its code fits."""
+def says_full(load: int) -> bool:
+    """Whether a worker that says this about itself is full, whether its code fits or not."""
     return load in (FULL, UNFIT + FULL)
 
 
