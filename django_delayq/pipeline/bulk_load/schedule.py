@@ -96,7 +96,8 @@ class _FrameRows:
     def __init__(self, source: DataFrame, maker: MessageMaker, params: Params) -> None:
         self._source, self._maker, self._redis = source, maker, params.redis
         self._options = maker.planned.options
-        self.made = message_pieces(source, maker).persist(StorageLevel.MEMORY_AND_DISK)
+        # In memory the large pieces of ten million messages ended a Java of 1 GB.
+        self.made = message_pieces(source, maker).persist(StorageLevel.DISK_ONLY)
         hashed = F.sum(F.col("hash").cast("decimal(38,0)")).cast("string")
         (found,) = self.made.agg(
             F.sum("rows"), F.sum("body_bytes"), hashed, F.sum("refused")
