@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from .. import schemas
 from ..params import Database, Storage, Tell
@@ -19,13 +19,13 @@ from ..sources.ranges import ROWS_OF_PART, Range, edges
 from ..sources.table_reader import read_rows
 from ..watching import watched
 from .files import (
-    CHUNK,
     FILES,
     LakeFile,
     Store,
     bits,
     new_name,
     read_file,
+    row_groups,
     write_file,
     write_rows,
 )
@@ -70,8 +70,7 @@ def copy(
             )
 
     with watched(spark, show):
-        found = spread(spark, ranges, work, FILES).toArrow()
-    return [LakeFile(**row) for row in found.to_pylist()]
+        return _files(spread(spark, ranges, work, FILES))
 
 
 def _copied(ids: Range, database: Database, storage: Storage) -> Iterator[pa.RecordBatch]:
@@ -85,43 +84,32 @@ def reported(files: Iterable[LakeFile]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([file._asdict() for file in files], schema=FILES)
 
 
+def _files(frame: DataFrame) -> list[LakeFile]:
+    """What reported() has returned, in the order of the tasks."""
+    return [LakeFile(**row) for row in frame.toArrow().to_pylist()]
+
+
 # Lake -> lake
 
 
-class Merge(NamedTuple):
-    """Files of one day that become one."""
-
-    path: str
-    """Of the new file."""
-    files: Sequence[LakeFile]
-
-
-def merge(spark: SparkSession, storage: Storage, merges: Sequence[Merge]) -> list[LakeFile]:
-    """Write the rows of each merge to its path. Returns the new files in the same order."""
-    found = spread(spark, merges, partial(_merged, storage=storage), FILES).toArrow().to_pylist()
-    new = {row["path"]: LakeFile(**row) for row in found}
-    return [new[one.path] for one in merges]
+def merge(
+    spark: SparkSession, storage: Storage, groups: Sequence[Sequence[LakeFile]]
+) -> list[LakeFile]:
+    """Write one file with the rows of each group, whose files are of one day. Returns the new files
+    in the same order."""
+    return _files(spread(spark, groups, partial(_merged, storage=storage), FILES))
 
 
-def _merged(one: Merge, storage: Storage) -> Iterator[pa.RecordBatch]:
+def _merged(files: Sequence[LakeFile], storage: Storage) -> Iterator[pa.RecordBatch]:
     store = Store(storage)
 
     def chunks() -> Iterator[pa.Table]:
-        kept: list[pa.RecordBatch] = []
-        for batch in (batch for file in one.files for batch in read_file(store, file)):
-            kept.append(batch)
-            if sum(part.nbytes for part in kept) >= CHUNK:
-                yield _sorted(kept)
-                kept = []
-        if kept:
-            yield _sorted(kept)
+        for rows in row_groups(batch for file in files for batch in read_file(store, file)):
+            yield rows.sort_by([("topic", "ascending"), ("finished_at", "ascending")])
 
-    yield reported([write_file(store, one.path, one.files[0].dt, chunks)])
-
-
-def _sorted(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    rows = pa.Table.from_batches(batches)
-    return rows.sort_by([("topic", "ascending"), ("finished_at", "ascending")])
+    name = new_name((min(file.lowest for file in files), max(file.highest for file in files)))
+    path = f"dt={files[0].dt}/{name}.parquet"
+    yield reported([write_file(store, path, files[0].dt, chunks)])
 
 
 # SQL <-> lake

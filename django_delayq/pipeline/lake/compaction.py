@@ -3,38 +3,35 @@ each new file."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import attrgetter
 
 from pyspark.sql import SparkSession
 
+from ...core.chunks import chunked_by_weight
 from ..job_errors import LakeConflict, LakeError
 from ..params import Tell
 from ..session import parallelism
-from .batches import Merge, merge
-from .files import LakeFile, new_name
+from .batches import merge
+from .files import LakeFile
 from .lake import Lake
 
-#: Bytes. Bigger files stay as they are, and files are put together up to about twice as much.
+#: Bytes. Bigger files stay as they are, and files are put together up to twice as much.
 SMALL = 64 * 1024 * 1024
 
 
-def groups(lake: Lake, now: datetime) -> list[list[LakeFile]]:
+def groups(lake: Lake, now: datetime) -> list[Sequence[LakeFile]]:
     """Small files of days (UTC) that are over: those of each group become one file."""
-    days = defaultdict(list)
-    for file in lake.files(until=f"{now - timedelta(days=1):%Y-%m-%d}"):
-        if file.bytes < SMALL:
-            days[file.dt].append(file)
-    found: list[list[LakeFile]] = []
-    for files in days.values():
-        size = SMALL
-        for file in files:
-            if size >= SMALL:
-                found.append([])
-                size = 0
-            found[-1].append(file)
-            size += file.bytes
-    return [group for group in found if len(group) > 1]
+    past = lake.files(until=f"{now - timedelta(days=1):%Y-%m-%d}")
+    small = [file for file in past if file.bytes < SMALL]
+    return [
+        group
+        for _, of_day in groupby(small, attrgetter("dt"))
+        for group in chunked_by_weight(of_day, attrgetter("bytes"), 2 * SMALL)
+        if len(group) > 1
+    ]
 
 
 def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Tell) -> dict[str, int]:
@@ -46,16 +43,13 @@ def compact(spark: SparkSession, lake: Lake, now: datetime, tell: Tell) -> dict[
     done = 0
     for at in range(0, len(waiting), wave):
         together = waiting[at : at + wave]
-        names = (new_name((files[0].lowest, files[-1].highest)) for files in together)
-        merges = [
-            Merge(f"dt={files[0].dt}/{name}.parquet", files)
-            for name, files in zip(names, together, strict=True)
-        ]
-        for files, merged in zip(together, merge(spark, lake.storage, merges), strict=True):
-            if merged.rows != (rows := sum(file.rows for file in files)):
+        for files, merged in zip(together, merge(spark, lake.storage, together), strict=True):
+            rows = sum(file.rows for file in files)
+            edges = (min(file.lowest for file in files), max(file.highest for file in files))
+            if (merged.rows, merged.lowest, merged.highest) != (rows, *edges):
                 raise LakeError(
                     f"{merged.path} has {merged.rows:,} rows, and the files that it is of have "
-                    f"{rows:,}: it is not committed."
+                    f"{rows:,}, or others: it is not committed."
                 )
             try:
                 lake.replace("compact", files, [merged])

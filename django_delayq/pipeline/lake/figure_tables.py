@@ -3,7 +3,7 @@ days with figures that SQL has computed since the last copy, each as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from django.db.models import Max, QuerySet
 
+from ...core.chunks import chunked_by_weight
 from ...core.times import epoch_us, from_ms, stored, utc
 from ...models import TaskDay, TopicHour
 from ...stats.histogram import Times, decode
@@ -56,28 +57,18 @@ def _copy(table: FigureTable, tell: Tell) -> int:
     replaced = 0
     span = "hour" if table.name == "topic_hours" else "day"
     spans = rows.order_by().values_list(span, flat=True).distinct()
-    groups = list(_groups(table, sorted({_day_of(span) for span in spans})))
+    # A day with few rows takes its share, too.
+    sizes = {
+        day: max(ROWS // DAYS, _of_day(table, day).count())
+        for day in sorted({_day_of(span) for span in spans})
+    }
+    groups = list(chunked_by_weight(sizes, sizes.__getitem__, ROWS))
     for number, days in enumerate(groups, 1):
         tell(f"copying {table.name} up to {days[-1]}", number, len(groups))
         # Only the last commit may say that all before it is there.
         until = epoch_us(utc(newest)) if number == len(groups) else None
         replaced += _replace(table, days, until)
     return replaced
-
-
-def _groups(table: FigureTable, days: Iterable[date]) -> Iterator[list[date]]:
-    """The days of one commit each."""
-    together: list[date] = []
-    rows = 0
-    for day in days:
-        there = _of_day(table, day).count()
-        if together and (rows + there > ROWS or len(together) == DAYS):
-            yield together
-            together, rows = [], 0
-        together.append(day)
-        rows += there
-    if together:
-        yield together
 
 
 def _replace(table: FigureTable, days: Sequence[date], until: int | None) -> int:

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import fs, parquet
 
+from ...core.chunks import chunked_by_weight
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..job_errors import LakeError
@@ -161,7 +163,7 @@ def write_rows(store: Store, batches: Iterable[pa.RecordBatch], name: str) -> It
 
     A file is closed at once, because a first export of several years has a thousand dates.
     """
-    for number, chunk in enumerate(_chunked(batches)):
+    for number, chunk in enumerate(row_groups(batches)):
         # Similar rows lie together, which saves a quarter of the bytes.
         rows = chunk.append_column("dt", chunk["finished_at"].cast(pa.date32())).sort_by(
             [(column, "ascending") for column in ("dt", "topic", "finished_at")]
@@ -172,6 +174,11 @@ def write_rows(store: Store, batches: Iterable[pa.RecordBatch], name: str) -> It
             begin += found["counts"]
             path = f"dt={found['values']}/{name}-{number}.parquet"
             yield write_file(store, path, found["values"], lambda part=part: [part])  # type: ignore[misc]
+
+
+def row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The rows, as many together as a row group has."""
+    return map(pa.Table.from_batches, chunked_by_weight(batches, attrgetter("nbytes"), CHUNK))
 
 
 def write_file(
@@ -211,19 +218,6 @@ def write_file(
     lowest, highest, oldest, newest = zip(*edges, strict=True)
     size = store.fs.get_file_info(place).size
     return LakeFile(path, dt, size, rows, min(lowest), max(highest), min(oldest), max(newest))
-
-
-def _chunked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    kept: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        kept.append(batch)
-        size += batch.nbytes
-        if size >= CHUNK:
-            yield pa.Table.from_batches(kept)
-            kept, size = [], 0
-    if kept:
-        yield pa.Table.from_batches(kept)
 
 
 def _same(written: pa.Table, rows: pa.Table) -> bool:

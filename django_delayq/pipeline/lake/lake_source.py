@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from ...core.chunks import chunked_by_weight
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Storage
@@ -23,7 +25,7 @@ from ..sources.archive_source import checked_columns
 from .files import LakeFile, Range, Store, read_file
 from .lake import Lake
 
-#: Bytes of files that one task reads.
+#: Bytes of files that one task reads, unless one file has more.
 SHARE = 32 * 1024 * 1024
 _EVERY_ID: Range = (-(2**63), 2**63 - 1)
 
@@ -100,25 +102,14 @@ class LakeReader(DataSourceReader):
             files = _decoded(self._files)
         else:
             files = Lake(self._storage).files(self._since, self._until, self._ids)
-        return [InputPartition(part) for part in _shared(files)] or [InputPartition([])]
+        parts = chunked_by_weight(files, attrgetter("bytes"), SHARE)
+        return [InputPartition(part) for part in parts] or [InputPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of these files."""
         store = Store(self._storage)
         for file in partition.value:
             yield from read_file(store, LakeFile(*file), self._schema.names, self._ids)
-
-
-def _shared(files: Sequence[LakeFile]) -> list[list[LakeFile]]:
-    shares: list[list[LakeFile]] = []
-    size = SHARE
-    for file in files:
-        if size >= SHARE:
-            shares.append([])
-            size = 0
-        shares[-1].append(file)
-        size += file.bytes
-    return shares
 
 
 def _storage_of(options: Mapping[str, str]) -> Storage:

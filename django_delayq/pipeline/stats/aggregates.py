@@ -13,12 +13,14 @@ from datetime import datetime
 from functools import partial
 from heapq import nsmallest
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...core.chunks import chunked_by_weight
 from ...core.message import Final
 from ...stats import histogram
 from ...stats.histogram import LARGEST
@@ -148,8 +150,9 @@ def aggregated(
     Rows without finished_at are in no hour. A time that is no finite number counts as that of a
     message that never ran. Texts may be dictionaries, which are quicker.
     """
-    for table in _gathered(batches, since, until):
-        rows = _prepared(table)
+    inside = _inside(batches, since, until)
+    for some in chunked_by_weight(inside, attrgetter("num_rows"), ROWS):
+        rows = _prepared(pa.Table.from_batches(some))
         for unit in HOURS_AND_DAYS:
             groups = _groups(rows, unit)
             yield from _as_aggregates(unit, groups.keys, _figures(rows, groups))
@@ -190,12 +193,8 @@ def merged_histograms(histograms: pa.Array) -> pa.Array:
     return pa.array(sums, pa.string())
 
 
-def _gathered(
-    batches: Batches, since: datetime | None, until: datetime | None
-) -> Iterator[pa.Table]:
-    """The rows of [since, until), about ROWS at a time."""
-    kept: list[pa.RecordBatch] = []
-    rows = 0
+def _inside(batches: Batches, since: datetime | None, until: datetime | None) -> Batches:
+    """The rows of [since, until)."""
     for batch in batches:
         part = batch
         for is_inside, bound in ((pc.greater_equal, since), (pc.less, until)):
@@ -203,13 +202,8 @@ def _gathered(
                 at = part.column("finished_at")
                 inside = is_inside(at, pa.scalar(bound, at.type))
                 part = part if inside.true_count == len(inside) else part.filter(inside)
-        kept.append(part)
-        rows += part.num_rows
-        if rows >= ROWS:
-            yield pa.Table.from_batches(kept)
-            kept, rows = [], 0
-    if rows:
-        yield pa.Table.from_batches(kept)
+        if part.num_rows:
+            yield part
 
 
 def _prepared(table: pa.Table) -> Prepared:
