@@ -156,7 +156,7 @@ def test_old_files_stay_for_their_readers_and_are_named(full: Lake) -> None:
 def test_a_compaction_that_is_quicker_is_followed(
     spark: Any, full: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, compacted = module.write_file, []
+    write, compacted = module.rewrite, []
 
     def slow(*arguments: Any) -> Any:
         if not compacted:
@@ -164,7 +164,7 @@ def test_a_compaction_that_is_quicker_is_followed(
             compaction.compact(spark, Lake(full.storage), AGO + timedelta(days=9), ignore)
         return write(*arguments)
 
-    monkeypatch.setattr(module, "write_file", slow)
+    monkeypatch.setattr(module, "rewrite", slow)
     assert erase_now(full).places["lake"].count == HIS
     assert not is_in_files(full)
     assert len(Lake(full.storage).files()) == 2

@@ -20,7 +20,7 @@ from ..sources.ranges import Range
 from ..sources.table_reader import read_rows
 from . import batches
 from .batches import GONE, SAME, Compared
-from .files import LakeFile, Store, new_name, read_file, write_file, write_rows
+from .files import Store, new_name, read_file, rewrite, write_rows
 from .ledger import Ledger
 
 #: Every instant, in microseconds since 1970.
@@ -113,6 +113,9 @@ def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> set[
     ]
     values = pa.Table.from_batches(rows, schemas.ARCHIVE)["id"].combine_chunks()
 
+    def without(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(pc.invert(pc.is_in(batch["id"], values)))
+
     removed, added = [], []
     for number, file in enumerate(there):
         held = sum(
@@ -121,7 +124,9 @@ def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> set[
         )
         if held:
             removed.append(file)
-            added += without_rows(store, file, values, f"dt={file.dt}/{name}-r{number}.parquet")
+            if held < file.rows:
+                path = f"dt={file.dt}/{name}-r{number}.parquet"
+                added.append(rewrite(store, file, path, without))
     new = list(write_rows(store, [batch for batch in rows if batch.num_rows], name))
     if new:
         version = lake.replace(
@@ -133,20 +138,6 @@ def export_again(database: Database, ledger: Ledger, ids: Sequence[int]) -> set[
         )
         ledger.repaired(span, version)
     return set(values.to_pylist())
-
-
-def without_rows(store: Store, file: LakeFile, ids: pa.Array, path: str) -> list[LakeFile]:
-    """Write a file without the rows with these ids. Returns the new file; none when it would be
-    empty."""
-
-    def kept() -> Iterator[pa.Table]:
-        for batch in read_file(store, file):
-            if (rest := batch.filter(pc.invert(pc.is_in(batch["id"], ids)))).num_rows:
-                yield pa.Table.from_batches([rest])
-
-    if not any(True for _ in kept()):
-        return []
-    return [write_file(store, path, file.dt, kept)]
 
 
 def _runs(ids: Sequence[int], gap: int = 10_000) -> Iterator[Range]:

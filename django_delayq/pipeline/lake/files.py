@@ -220,6 +220,18 @@ def write_file(
     return LakeFile(path, dt, size, rows, min(lowest), max(highest), min(oldest), max(newest))
 
 
+def rewrite(
+    store: Store, file: LakeFile, path: str, change: Callable[[pa.RecordBatch], pa.RecordBatch]
+) -> LakeFile:
+    """Write a file with its rows changed, or without some of them. Raises LakeError."""
+
+    def rows() -> Iterator[pa.Table]:
+        changed = map(change, read_file(store, file))
+        return (pa.Table.from_batches([batch]) for batch in changed if batch.num_rows)
+
+    return write_file(store, path, file.dt, rows)
+
+
 def _same(written: pa.Table, rows: pa.Table) -> bool:
     written = written.cast(rows.schema)
     # Not a number is unlike itself.

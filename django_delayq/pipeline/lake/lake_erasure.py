@@ -3,8 +3,7 @@ the place of the old ones, all in one commit. It needs no Spark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from ...operators.erase import SAMPLE, LakeErased
 from ..job_errors import LakeConflict
 from ..params import Storage, ignore
 from .figure_tables import copy_figures
-from .files import LakeFile, Store, new_name, read_file, write_file
+from .files import LakeFile, Store, new_name, read_file, rewrite
 from .lake import Lake
 from .ledger import Ledger
 
@@ -91,8 +90,11 @@ class LakeErasure:
             if ids := self._owned(file, person):
                 removed.append(file)
                 found += ids
-                name = new_name((file.lowest, file.highest))
-                added += self._rewritten(file, set(ids), f"dt={file.dt}/{name}.parquet", delete)
+                if delete and len(ids) == file.rows:
+                    continue
+                path = f"dt={file.dt}/{new_name((file.lowest, file.highest))}.parquet"
+                erase = partial(_erased, ids=pa.array(ids, pa.int64()), delete=delete)
+                added.append(rewrite(self._store, file, path, erase))
         if removed:
             self._lake.replace("erase", removed, added, rows=len(found))
         return found
@@ -114,27 +116,14 @@ class LakeErasure:
             ]
         return found
 
-    def _rewritten(self, file: LakeFile, ids: set[int], path: str, delete: bool) -> list[LakeFile]:
-        """Write a file without what is erased. Returns the new file; none when it would be
-        empty."""
 
-        def kept() -> Iterator[pa.Table]:
-            for batch in read_file(self._store, file):
-                if (rest := _without(batch, ids, delete)).num_rows:
-                    yield pa.Table.from_batches([rest])
-
-        if delete and len(ids) == file.rows:
-            return []
-        return [write_file(self._store, path, file.dt, kept)]
-
-
-def _without(batch: pa.RecordBatch, ids: set[int], delete: bool) -> pa.RecordBatch:
+def _erased(batch: pa.RecordBatch, ids: pa.Array, delete: bool) -> pa.RecordBatch:
     """The rows, those with these ids redacted or left out."""
-    owned = [pk in ids for pk in batch.column("id").to_pylist()]
-    if not any(owned):
+    owned = pc.is_in(batch["id"], ids)
+    if not owned.true_count:
         return batch
     if delete:
-        return batch.filter(pa.array([not one for one in owned]))
-    rows = batch.to_pylist()
-    changed = [redacted(row) if one else row for row, one in zip(rows, owned, strict=True)]
+        return batch.filter(pc.invert(owned))
+    rows = zip(batch.to_pylist(), owned.to_pylist(), strict=True)
+    changed = [redacted(row) if is_owned else row for row, is_owned in rows]
     return pa.RecordBatch.from_pylist(changed, schema=batch.schema)
