@@ -28,8 +28,10 @@ from ...stats.hourly import (
     MOST_ERRORS,
     Replacement,
     TopicTotals,
+    beginning_of,
     compare_each,
     encode_errors,
+    hour_of,
     replace_each,
     stored_as,
 )
@@ -61,13 +63,6 @@ class Period(NamedTuple):
 
     since: datetime | None
     until: datetime
-
-    def whole(self, length: timedelta) -> Period:
-        """The hours, or days, that lie in it as a whole."""
-        since = self.since
-        if since is not None:
-            since = _floor(since + length - timedelta(microseconds=1), length)
-        return Period(since, _floor(self.until, length))
 
     def has(self, at: datetime, length: timedelta) -> bool:
         """Whether the hour, or day, that begins at this instant lies in it as a whole."""
@@ -129,7 +124,7 @@ class WriteBackResult:
         more = ", ..." if len(self.kept) > NAMED else ""
         # The beginning and the end of each.
         hours = [(span, span + HOUR) for span in self.kept if isinstance(span, datetime)]
-        days = [_begin(span) for span in self.kept if not isinstance(span, datetime)]
+        days = [beginning_of(span) for span in self.kept if not isinstance(span, datetime)]
         begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
         return [
             f"{len(self.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
@@ -220,14 +215,14 @@ def _of_lake(
         dt
         for of_batch in (of_batches if chosen else uncounted.values())
         for dt in of_batch
-        if _begin(dt) < span.until and (span.since is None or dt >= span.since.date())
+        if beginning_of(dt) < span.until and (span.since is None or dt >= span.since.date())
     }
     files = [file for file in files if file.dt in dates]
     tell(f"reading {sum(file.rows for file in files):,} rows of {len(dates):,} days")
     counted = {
         batch.pk: batch.version
         for batch, of_batch in uncounted.items()
-        if all(dt in dates and span.has(_begin(dt), DAY) for dt in of_batch)
+        if all(dt in dates and span.has(beginning_of(dt), DAY) for dt in of_batch)
     }
     if spark is None:
         rows = aggregates.figures_of_files(lake.storage, files, *span, MOST_ERRORS)
@@ -239,18 +234,12 @@ def _of_lake(
 
 
 def _span(params: Params, settled_at: datetime) -> Period:
+    """The hours that are over and settled, and lie as a whole between `since` and `until`."""
     since, until = params.period()
     now = datetime.now(tz=timezone.utc)
-    return Period(since, min(settled_at, now, until or settled_at)).whole(HOUR)
-
-
-def _begin(day: date) -> datetime:
-    return datetime(day.year, day.month, day.day, tzinfo=timezone.utc)
-
-
-def _floor(when: datetime, length: timedelta) -> datetime:
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return epoch + (when - epoch) // length * length
+    if since is not None:
+        since = hour_of(since + HOUR - timedelta(microseconds=1))
+    return Period(since, hour_of(min(settled_at, now, until or settled_at)))
 
 
 # Writing
