@@ -6,9 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import NamedTuple
 
-from ...core.times import epoch_us, from_ms
+from ...core.times import epoch_us, from_ms, stored_ms
+from ...models import Forecast, ForecastCount
 from ..sources.due_minutes import MINUTE_MS
 
 #: Stands for all topics together.
@@ -19,16 +19,6 @@ MS = timedelta(milliseconds=1)
 NEAR = timedelta(hours=24)
 #: How far hours of all topics and days of each topic reach. Days of all topics have no end.
 FAR = timedelta(days=14)
-
-
-class DueCount(NamedTuple):
-    """Messages that fall due in a minute, an hour or a day."""
-
-    unit: str
-    at: datetime
-    topic: str
-    """ALL or a topic."""
-    messages: int
 
 
 class DueCounts:
@@ -53,8 +43,8 @@ class DueCounts:
         if minute_ms < self._far_ms:
             self._days[topic, minute_ms - minute_ms % DAY_MS] += messages
 
-    def spans(self) -> Iterator[DueCount]:
-        """All of them; without those in which nothing falls due."""
+    def rows(self, forecast: Forecast) -> Iterator[ForecastCount]:
+        """All minutes, hours and days in which something falls due."""
         minutes, hours, days = (Counter[tuple[str, int]]() for _ in range(3))
         for at, messages in self._minutes.items():
             if at < self._near_ms:
@@ -66,7 +56,9 @@ class DueCounts:
             ("minute", minutes), ("hour", hours + self._hours), ("day", days + self._days),
         ):  # fmt: skip
             for (topic, at), messages in sorted(counts.items()):
-                yield DueCount(unit, from_ms(at), topic, messages)
+                yield ForecastCount(
+                    forecast=forecast, unit=unit, at=stored_ms(at), topic=topic, messages=messages
+                )
 
     def due_in_hour(self, topic: str, hour: datetime) -> int:
         """Messages of a topic that fall due then, without those that are overdue. Only of the next

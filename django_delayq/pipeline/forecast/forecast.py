@@ -67,19 +67,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
                 peak=peak,
                 drain_rate=outlook.drain_rate,
             )
-            ForecastCount.objects.bulk_create(
-                [
-                    ForecastCount(
-                        forecast=forecast,
-                        unit=span.unit,
-                        at=stored(span.at),
-                        topic=span.topic,
-                        messages=span.messages,
-                    )
-                    for span in counts.spans()
-                ],
-                batch_size=ROWS,
-            )
+            ForecastCount.objects.bulk_create(counts.rows(forecast), batch_size=ROWS)
             Forecast.objects.filter(taken_at__lte=taken_at).exclude(pk=forecast.pk).delete()
     return _report(outlook, is_written)
 
