@@ -164,7 +164,7 @@ def test_two_hours_that_are_one_on_the_project_s_clocks_are_not_in_one_transacti
     chunks = [Chunk(TopicHour, at, NOON + n * HOUR, []) for n in range(2)]
     other, day = (
         Chunk(TopicHour, at + HOUR, HOURS[2], []),
-        Chunk(TaskDay, NOON.date(), NOON.date(), []),
+        Chunk(TaskDay, NOON.date(), NOON, []),
     )
     assert list(_transactions([*chunks, other, day])) == [chunks[:1], [chunks[1], other], [day]]
     assert list(_transactions([chunks[0], other, chunks[1]])) == [[chunks[0], other], [chunks[1]]]

@@ -7,6 +7,7 @@ expressions.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -66,8 +67,8 @@ STATES = tuple(Final.values)
 METRICS = ("lateness", "run")
 
 COUNTS = ("messages", *STATES, "attempts", "retried")
-#: Times are summed in two halves of 32 bits: exact for all times, and for any number of them.
-SUMS = (*COUNTS, *(f"{metric}_{half}" for metric in METRICS for half in ("high", "low")))
+#: Whole microseconds of 128 bits: exact for all times, and for any number of them.
+_EXACT = pa.decimal128(38)
 KEYS = ("unit", "at", "topic", "task")
 
 #: One row per key with the figures, with a null `error`; and one row per key and error with `n`,
@@ -81,15 +82,14 @@ AGGREGATES = pa.schema(
         ("task", pa.string()),
         ("error", pa.string()),
         ("n", pa.int64()),
-        *((name, pa.int64()) for name in SUMS),
-        ("lateness_max", pa.float64()),
-        ("run_max", pa.float64()),
-        ("lateness", pa.string()),
-        ("run", pa.string()),
+        *((name, pa.int64()) for name in COUNTS),
+        *((f"{metric}_sum", _EXACT) for metric in METRICS),
+        *((f"{metric}_max", pa.float64()) for metric in METRICS),
+        *((metric, pa.string()) for metric in METRICS),
     ]
 )
 #: One row per key, with the columns of TopicHour and TaskDay. `errors` are the most frequent ones
-#: of a day, null when nothing died.
+#: of a day, as TaskDay has them.
 SPANS = pa.schema(
     [
         *(AGGREGATES.field(name) for name in KEYS),
@@ -97,7 +97,7 @@ SPANS = pa.schema(
         *((f"{metric}_sum", pa.float64()) for metric in METRICS),
         *((f"{metric}_max", pa.float64()) for metric in METRICS),
         *((metric, pa.string()) for metric in METRICS),
-        ("errors", pa.list_(pa.struct([("error", pa.string()), ("n", pa.int64())]))),
+        ("errors", pa.string()),
     ]
 )
 #: In this order they are added up: hours before days.
@@ -132,15 +132,6 @@ class Prepared(NamedTuple):
     """For each dead letter `row`, its number, and `error`: the class, or else the reason."""
 
 
-class Groups(NamedTuple):
-    """Which rows are added up together: those of an hour or a day with equal texts."""
-
-    of_rows: Numbers
-    """The number of each row's group."""
-    keys: pa.Table
-    """Per group."""
-
-
 def aggregated(
     batches: Batches, since: datetime | None = None, until: datetime | None = None
 ) -> Batches:
@@ -154,15 +145,15 @@ def aggregated(
     for some in chunked_by_weight(inside, attrgetter("num_rows"), ROWS):
         rows = _prepared(pa.Table.from_batches(some))
         for unit in HOURS_AND_DAYS:
-            groups = _groups(rows, unit)
-            yield from _as_aggregates(unit, groups.keys, _figures(rows, groups))
+            group_of, keys = _groups(rows, unit)
+            yield from _as_aggregates(unit, keys, _figures(rows, group_of, keys.num_rows))
             if unit.errors:
                 # How many dead letters of each group have each error.
-                group = groups.of_rows[rows.errors.column("row").to_numpy()]
+                group = group_of[rows.errors.column("row").to_numpy()]
                 dead = {"group": group, "error": rows.errors.column("error")}
                 found = _grouped(dead, ["group", "error"], [([], "count_all")])
                 counts = {"error": found.column("error"), "n": found.column("count_all")}
-                yield from _as_aggregates(unit, groups.keys.take(found.column("group")), counts)
+                yield from _as_aggregates(unit, keys.take(found.column("group")), counts)
 
 
 def microseconds_of(milliseconds: Numbers) -> Numbers:
@@ -179,18 +170,6 @@ def buckets(n: Numbers) -> Numbers:
     # apart.
     upper = n.astype(np.float64).view(np.int64) >> 48
     return np.where(n < 16, np.maximum(n, 0), upper - _UPPER_OF_16 + 16)
-
-
-def merged_histograms(histograms: pa.Array) -> pa.Array:
-    """The sum of each list of histograms; null when it has none. A histogram is a text."""
-    sums: list[str | None] = []
-    for found in histograms.to_pylist():
-        texts = [text for text in found if text is not None]
-        if len(texts) > 1:
-            sums.append(histogram.encode(histogram.merge_histograms(map(histogram.decode, texts))))
-        else:
-            sums.append(texts[0] if texts else None)
-    return pa.array(sums, pa.string())
 
 
 def _inside(batches: Batches, since: datetime | None, until: datetime | None) -> Batches:
@@ -224,8 +203,7 @@ def _prepared(table: pa.Table) -> Prepared:
         absent = ~np.isfinite(values)
         exact = microseconds_of(np.where(absent, 0.0, values))
         added |= {
-            f"{metric}_high": pa.array(exact >> 32, mask=absent),
-            f"{metric}_low": pa.array(exact & (2**32 - 1), mask=absent),
+            f"{metric}_sum": pa.array(exact, mask=absent).cast(_EXACT),
             f"{metric}_max": pa.array(values, mask=absent),
         }
         in_buckets[metric] = np.where(absent, -1, buckets(exact))
@@ -246,8 +224,9 @@ def _coded(column: pa.ChunkedArray) -> Coded:
     return Coded(codes, pa.concat_arrays([whole.dictionary, pa.nulls(1, whole.dictionary.type)]))
 
 
-def _groups(rows: Prepared, unit: Unit) -> Groups:
-    """Group by one number, which is made of the hour, or day, and the codes of the texts."""
+def _groups(rows: Prepared, unit: Unit) -> tuple[Numbers, pa.Table]:
+    """Group by one number, which is made of the hour, or day, and the codes of the texts. Returns
+    the number of each row's group, and the keys of each group."""
     number = rows.finished_us // unit.length
     for name in unit.keys:
         codes, values = rows.texts[name]
@@ -260,38 +239,37 @@ def _groups(rows: Prepared, unit: Unit) -> Groups:
         rest, codes = np.divmod(rest, len(values))
         keys[name] = values.take(pa.array(codes))
     keys["at"] = pa.array(rest * unit.length)
-    return Groups(found.indices.to_numpy().astype(np.int64), pa.table(keys))
+    return found.indices.to_numpy().astype(np.int64), pa.table(keys)
 
 
-def _figures(rows: Prepared, groups: Groups) -> dict[str, Any]:
-    """Sums, maxima and histograms per group."""
-    sums = [(name, "max" if name.endswith("_max") else "sum") for name in rows.added]
-    found = _grouped({"group": groups.of_rows, **rows.added}, ["group"], sums).sort_by("group")
+def _figures(rows: Prepared, group_of: Numbers, height: int) -> dict[str, Any]:
+    """Sums, maxima and histograms of so many groups."""
+    sums = {name: "max" if name.endswith("_max") else "sum" for name in rows.added}
+    found = _grouped({"group": group_of, **rows.added}, ["group"], list(sums.items()))
+    found = found.sort_by("group")
     # How many messages are in each state, and in all of them.
-    state, height = rows.texts["state"], groups.keys.num_rows
+    state = rows.texts["state"]
     width = len(state.values)
-    table = np.bincount(groups.of_rows * width + state.codes, minlength=width * height)
+    table = np.bincount(group_of * width + state.codes, minlength=width * height)
     counts = dict(zip(state.values.to_pylist(), table.reshape(height, width).T, strict=True))
     nothing = np.zeros(height, np.int64)
     states = {name: counts.get(name, nothing) for name in STATES}
     return {
         "messages": sum(states.values(), nothing),
         **states,
-        **{name: found.column(f"{name}_{how}") for name, how in sums},
-        **{metric: _histograms(rows.buckets[metric], groups) for metric in METRICS},
+        **{name: found.column(f"{name}_{how}") for name, how in sums.items()},
+        **{metric: _histograms(rows.buckets[metric], group_of, height) for metric in METRICS},
     }
 
 
-def _histograms(in_buckets: Numbers, groups: Groups) -> pa.Array:
+def _histograms(in_buckets: Numbers, group_of: Numbers, height: int) -> pa.Array:
     """As histogram.encode() writes them."""
     ran = in_buckets >= 0
-    pairs, counts = pc.value_counts(
-        pa.array(groups.of_rows[ran] * _BUCKETS + in_buckets[ran])
-    ).flatten()
+    pairs, counts = pc.value_counts(pa.array(group_of[ran] * _BUCKETS + in_buckets[ran])).flatten()
     order = pc.sort_indices(pairs)
     group, bucket = np.divmod(pairs.take(order).to_numpy(), _BUCKETS)
     texts = (pa.array(bucket).cast(pa.string()), counts.take(order).cast(pa.string()))
-    ends = np.searchsorted(group, np.arange(groups.keys.num_rows + 1)).astype(np.int32)
+    ends = np.searchsorted(group, np.arange(height + 1)).astype(np.int32)
     of_groups = pa.ListArray.from_arrays(pa.array(ends), _joined('"', texts[0], '":', texts[1]))
     return _joined("{", pc.binary_join(of_groups, ","), "}")
 
@@ -349,18 +327,16 @@ def _spans(table: pa.Table, most_errors: int) -> pa.Table:
     found = found.sort_by([*_IN_ORDER, ("topic", "ascending"), ("task", "ascending")])
     columns = {field.name: found[field.name] for field in SPANS if field.name in table.column_names}
     for metric in METRICS:
-        halves = (found[f"{metric}_{half}"].to_pylist() for half in ("high", "low"))
         # Milliseconds from whole numbers: exact, in any order.
-        sums = [
-            ((high or 0) * 2**32 + (low or 0)) / 1000 for high, low in zip(*halves, strict=True)
+        columns[f"{metric}_sum"] = [
+            int(us or 0) / 1000 for us in found[f"{metric}_sum"].to_pylist()
         ]
-        columns[f"{metric}_sum"] = pa.array(sums, pa.float64())
     dead = merged.filter(pc.is_valid(merged["error"]))
     errors: dict[Any, list[tuple[int, str]]] = defaultdict(list)
     for *key, error, n in _rows(dead, (*KEYS, "error", "n")):
         errors[tuple(key)].append((-n, error))
     columns["errors"] = [
-        [{"error": error, "n": -n} for n, error in nsmallest(most_errors, errors[key])] or None
+        json.dumps({error: -n for n, error in nsmallest(most_errors, errors[key])}, sort_keys=True)
         for key in _rows(found, KEYS)
     ]
     return pa.table(columns, schema=SPANS)
@@ -368,14 +344,22 @@ def _spans(table: pa.Table, most_errors: int) -> pa.Table:
 
 def _merged(table: pa.Table) -> pa.Table:
     """AGGREGATES with a row for each key and error."""
-    ways = {"n": "sum", **dict.fromkeys(SUMS, "sum")}
+    ways = dict.fromkeys(("n", *COUNTS, *(f"{metric}_sum" for metric in METRICS)), "sum")
     ways |= {f"{metric}_max": "max" for metric in METRICS} | dict.fromkeys(METRICS, "list")
     keys = (*KEYS, "error")
     found = _grouped({name: table[name] for name in (*keys, *ways)}, keys, list(ways.items()))
     columns = {name: found[name] for name in keys}
     columns |= {name: found[f"{name}_{how}"] for name, how in ways.items()}
-    columns |= {metric: merged_histograms(columns[metric]) for metric in METRICS}
+    columns |= {metric: list(map(_sum_of, columns[metric].to_pylist())) for metric in METRICS}
     return pa.table(columns, schema=AGGREGATES)
+
+
+def _sum_of(histograms: Sequence[str | None]) -> str | None:
+    """All histograms in one; None when there is none."""
+    texts = [text for text in histograms if text is not None]
+    if len(texts) < 2:
+        return texts[0] if texts else None
+    return histogram.encode(histogram.merge_histograms(map(histogram.decode, texts)))
 
 
 def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -431,7 +415,7 @@ def figures_of_files(
     one day. Raises LakeError when a file is not as the log says."""
     count = partial(aggregated, since=since, until=until)
     for _, of_day in groupby(files, key=lambda file: file.dt):
-        yield from figures_of_aggregates(_counted(list(of_day), storage, count, BATCH), most_errors)
+        yield from figures_of_aggregates(_counted(list(of_day), storage, count), most_errors)
 
 
 # By Spark
@@ -440,26 +424,21 @@ def figures_of_files(
 def figures_by_spark(found: DataFrame, most_errors: int) -> Iterator[Mapping[str, Any]]:
     """A frame of AGGREGATES -> rows of SPANS. The driver holds a part of them at a time. An action
     raises LakeError when a file is not as the log says."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual name
+    from pyspark.sql.pandas.types import from_arrow_schema
+
     # Kept, so that the rows are read once: the aggregates are few.
     found.persist()
     try:
         with configured(found.sparkSession, _BATCHES):
             found.count()
-        for row in added_up_by_spark(found, most_errors).toLocalIterator():
+        # All aggregates of an hour, or a day, come to one task.
+        ordered = found.orderBy(F.desc("unit"), "at")
+        add_up = partial(added_up, most_errors=most_errors)
+        for row in ordered.mapInArrow(add_up, from_arrow_schema(SPANS)).toLocalIterator():
             yield row.asDict(recursive=True)
     finally:
         found.unpersist()
-
-
-def added_up_by_spark(found: DataFrame, most_errors: int) -> DataFrame:
-    """A frame of AGGREGATES -> a frame of SPANS."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual name
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    # All aggregates of an hour, or a day, come to one task.
-    ordered = found.orderBy(F.desc("unit"), "at")
-    add_up = partial(added_up, most_errors=most_errors)
-    return ordered.mapInArrow(add_up, from_arrow_schema(SPANS))
 
 
 def aggregate_frame(
@@ -482,7 +461,7 @@ def aggregate_files(
     """AGGREGATES of files, which the Python of the executors reads itself: through Java, the rows
     would take four times as long. `count` gets texts as dictionaries."""
     parts = _parted(files, min(len(files), PARTS * parallelism(spark)))
-    work = partial(_counted, storage=storage, count=count, size=BATCH)
+    work = partial(_counted, storage=storage, count=count)
     return spread(spark, parts, work, AGGREGATES)
 
 
@@ -498,7 +477,7 @@ def _parted(files: Sequence[LakeFile], number: int) -> list[list[LakeFile]]:
 
 
 def _counted(
-    files: Sequence[LakeFile], storage: Storage, count: Callable[[Batches], Batches], size: int
+    files: Sequence[LakeFile], storage: Storage, count: Callable[[Batches], Batches]
 ) -> Batches:
     """The files, counted one after the other."""
     texts = [field.name for field in schemas.FIGURES if pa.types.is_string(field.type)]
@@ -508,7 +487,7 @@ def _counted(
         for file in files:
             with open_file(store, file, read_dictionary=texts) as source:
                 yield from source.iter_batches(
-                    size, columns=schemas.FIGURES.names, use_threads=False
+                    BATCH, columns=schemas.FIGURES.names, use_threads=False
                 )
 
     return count(rows())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import OperationalError, transaction
@@ -30,7 +30,6 @@ from ...stats.hourly import (
     TopicTotals,
     beginning_of,
     compare_each,
-    encode_errors,
     hour_of,
     replace_each,
     stored_as,
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 NAMED = 5
 #: How often a transaction is tried that the database ended.
 TRIES = 5
-#: Columns of aggregates.SPANS that are no figures.
-_KEYS = (*aggregates.KEYS, "errors")
 #: Rows that one transaction writes. An hour or a day with more rows has its own transaction.
 ROWS = 1_000
 
@@ -88,8 +85,8 @@ class Chunk(NamedTuple):
     model: type[Any]
     at: datetime | date
     """As the model has it."""
-    span: datetime | date
-    """In UTC."""
+    begin: datetime
+    """Its first instant, UTC."""
     rows: Sequence[Any]
     """Empty: no known message finished in it."""
 
@@ -102,8 +99,9 @@ class WriteBackResult:
     """TopicHour -> hours that were computed, TaskDay -> days."""
     outcomes: Counter[Replacement] = field(default_factory=Counter)
     """Of hours and days together."""
-    kept: list[datetime | date] = field(default_factory=list)
-    """Hours and days for which SQL has more messages than were computed."""
+    kept: list[tuple[datetime, datetime]] = field(default_factory=list)
+    """The beginning and the end of hours and days for which SQL has more messages than were
+    computed."""
     topics: dict[str, TopicTotals] = field(default_factory=dict)
 
     def note(self, chunk: Chunk, outcome: Replacement) -> None:
@@ -111,7 +109,8 @@ class WriteBackResult:
         self.spans[chunk.model] += 1
         self.outcomes[outcome] += 1
         if outcome is Replacement.KEPT:
-            self.kept.append(chunk.span)
+            length = HOUR if chunk.model is TopicHour else DAY
+            self.kept.append((chunk.begin, chunk.begin + length))
         for row in chunk.rows:
             if isinstance(row, TopicHour):
                 self.topics.setdefault(row.topic, TopicTotals()).add(row)
@@ -120,12 +119,9 @@ class WriteBackResult:
         """What a person should know about the hours and days that were kept."""
         if not self.kept:
             return []
-        named = ", ".join(f"{span:%Y-%m-%d %H:%M}" for span in self.kept[:NAMED])
+        begins, ends = zip(*self.kept, strict=True)
+        named = ", ".join(f"{begin:%Y-%m-%d %H:%M}" for begin in begins[:NAMED])
         more = ", ..." if len(self.kept) > NAMED else ""
-        # The beginning and the end of each.
-        hours = [(span, span + HOUR) for span in self.kept if isinstance(span, datetime)]
-        days = [beginning_of(span) for span in self.kept if not isinstance(span, datetime)]
-        begins, ends = zip(*hours, *((day, day + DAY) for day in days), strict=True)
         return [
             f"{len(self.kept):,} hours and days stay as they are ({named}{more}): SQL has figures "
             f"of messages that are not here, because they were pruned before, or have come since. "
@@ -210,11 +206,10 @@ def _of_lake(
         for batch in ledger.batches.filter(counted_at=None, version__isnull=False)
     }
     chosen = options.everything or params.since or params.until
-    of_batches: Iterable[Iterable[date]] = [[file.dt for file in files]]
+    possible = {file.dt for file in files} if chosen else set[date]().union(*uncounted.values())
     dates = {
         dt
-        for of_batch in (of_batches if chosen else uncounted.values())
-        for dt in of_batch
+        for dt in possible
         if beginning_of(dt) < span.until and (span.since is None or dt >= span.since.date())
     }
     files = [file for file in files if file.dt in dates]
@@ -249,28 +244,17 @@ def _chunks(given: Input) -> Iterator[Chunk]:
     """The hours, and the days that lie in the period as a whole."""
     for (unit, at), group in groupby(given.rows, key=lambda row: (row["unit"], row["at"])):
         if unit == "hour":
-            yield _hour(at, group)
-        elif given.span.has(from_ms(at / 1000), DAY):
-            yield _day(at, group)
+            hour = stored_ms(at / 1000)
+            rows = [TopicHour(hour=hour, **_figures(row, "task", "errors")) for row in group]
+            yield Chunk(TopicHour, stored(utc(hour)), utc(hour), rows)
+        elif given.span.has(begin := from_ms(at / 1000), DAY):
+            days = [TaskDay(day=begin.date(), **_figures(row)) for row in group]
+            yield Chunk(TaskDay, begin.date(), begin, days)
 
 
-def _hour(at: int, group: Iterable[Mapping[str, Any]]) -> Chunk:
-    hour = stored_ms(at / 1000)
-    found = [TopicHour(hour=hour, topic=row["topic"], **_figures(row)) for row in group]
-    return Chunk(TopicHour, stored(utc(hour)), utc(hour), found)
-
-
-def _day(at: int, group: Iterable[Mapping[str, Any]]) -> Chunk:
-    day, found = from_ms(at / 1000).date(), []
-    for row in group:
-        errors = encode_errors({cell["error"]: cell["n"] for cell in row["errors"] or ()})
-        names = {"topic": row["topic"], "task": row["task"], "errors": errors}
-        found.append(TaskDay(day=day, **names, **_figures(row)))
-    return Chunk(TaskDay, day, day, found)
-
-
-def _figures(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: value for name, value in row.items() if name not in _KEYS}
+def _figures(row: Mapping[str, Any], *without: str) -> Mapping[str, Any]:
+    """The columns of aggregates.SPANS that the models have, too."""
+    return {name: row[name] for name in row if name not in ("unit", "at", *without)}
 
 
 def _mark_counted(counted: Mapping[int, int | None]) -> None:
@@ -292,29 +276,21 @@ def write_back(
     hourly.replace_each(). `finish()` is called in the last transaction. `dry_run`: only report what
     would be done."""
     written = WriteBackResult()
-
-    def write(together: Sequence[Chunk], end: Callable[[], object] | None = None) -> None:
+    for together, following in pairwise(chain(_transactions(chunks), [[]])):
         outcomes: Mapping[Any, Replacement] = {}
         if not dry_run:
-            outcomes = _replace(together, fewer, end)
+            outcomes = _replace(together, fewer, bool if following else finish)
         elif together:
             outcomes = compare_each(together[0].model, _spans(together), fewer=fewer)
         for chunk in together:
             written.note(chunk, outcomes[chunk.at])
         if together:
-            tell(f"computed up to {together[-1].span:%Y-%m-%d %H:%M}")
-
-    last: Sequence[Chunk] = ()
-    for together in _transactions(chunks):
-        if last:
-            write(last)
-        last = together
-    write(last, finish)
+            tell(f"computed up to {together[-1].begin:%Y-%m-%d %H:%M}")
     return written
 
 
 def _replace(
-    together: Sequence[Chunk], fewer: bool, end: Callable[[], object] | None
+    together: Sequence[Chunk], fewer: bool, end: Callable[[], object]
 ) -> Mapping[Any, Replacement]:
     """In one transaction that ends with `end()`. MariaDB locks rows that it only passes, and may
     roll this transaction back when another one waits for it: then it is tried again."""
@@ -324,8 +300,7 @@ def _replace(
             with transaction.atomic(using=get_settings().database):
                 if together:
                     outcomes = replace_each(together[0].model, _spans(together), fewer=fewer)
-                if end is not None:
-                    end()
+                end()
                 break
         except OperationalError:
             if attempt == TRIES:
@@ -338,8 +313,8 @@ def _spans(together: Sequence[Chunk]) -> Mapping[Any, Sequence[Any]]:
 
 
 def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """The chunks of one table whose rows are written together. They keep their order, so that two
-    processes can wait for one another in one direction only."""
+    """The chunks of one table whose rows are written together; one without any when there are none.
+    They keep their order, so that two processes can wait for one another in one direction only."""
     together: list[Chunk] = []
     rows, places = 0, set[Any]()
     for chunk in chunks:
@@ -350,5 +325,4 @@ def _transactions(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         together.append(chunk)
         places.add(place)
         rows += max(1, len(chunk.rows))
-    if together:
-        yield together
+    yield together

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -43,16 +43,10 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
         )
     table, problems = [], []
     for topic, figures in sorted(totals.items()):
-        broken = list(_broken(figures, options))
-        shares = {name: getattr(figures, name) / figures.messages for name in SHARES}
-        table.append(
-            {
-                "topic": topic,
-                **figures.line(),
-                **{f"{name}_share": share for name, share in shares.items()},
-                "broken": broken,
-            }
-        )
+        shares = {f"{name}_share": getattr(figures, name) / figures.messages for name in SHARES}
+        line = {**figures.line(), **shares}
+        broken = list(_broken(line, options))
+        table.append({"topic": topic, **line, "broken": broken})
         problems += [f"{topic}: {words}" for words in broken]
     return Report(
         job="check",
@@ -70,8 +64,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     )
 
 
-def _broken(figures: TopicTotals, options: CheckOptions) -> Iterator[str]:
-    line = figures.line()
+def _broken(line: Mapping[str, Any], options: CheckOptions) -> Iterator[str]:
     for name, figure in TIMES.items():
         limit, measured = getattr(options, name), line[figure]
         if limit is not None and measured is not None and measured > limit * 1000:
@@ -80,8 +73,8 @@ def _broken(figures: TopicTotals, options: CheckOptions) -> Iterator[str]:
                 f"{in_words(limit)}"
             )
     for name in SHARES:
-        limit, share = getattr(options, name), getattr(figures, name) / figures.messages
+        limit, share = getattr(options, name), line[f"{name}_share"]
         if limit is not None and share > limit:
             yield f"{share:.2%} are {name}, the limit is {limit:.2%}"
-    if options.messages is not None and figures.messages < options.messages:
-        yield f"{figures.messages:,} messages have ended, {options.messages:,} are expected"
+    if options.messages is not None and line["messages"] < options.messages:
+        yield f"{line['messages']:,} messages have ended, {options.messages:,} are expected"
