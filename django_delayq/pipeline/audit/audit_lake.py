@@ -54,7 +54,7 @@ class AuditedLake:
             self._database,
             self._ledger,
             self._batches(rows),
-            Scope(self._since, self._until, whole=True, whole_after=self._pruned_before()),
+            Scope(self._since, self._until, lost_after=self._pruned_before()),
             self._most,
         )
         return [
@@ -100,9 +100,9 @@ class AuditedLake:
         first, last = min(lo for lo, _ in spans), max(hi for _, hi in spans)
         return list(done.filter(Q(lo__lt=last) & Q(hi__gte=first)))
 
-    def _pruned_before(self) -> date | None:
+    def _pruned_before(self) -> date:
         """SQL has to have the rows that finished on later days, of batches that no export has
         pruned."""
         prunes = OperatorAction.objects.filter(action="prune").exclude(lake=self._ledger.name[:400])
         before: datetime | None = prunes.aggregate(Max("before"))["before__max"]
-        return utc(before).date() if before else None
+        return utc(before).date() if before else date.min

@@ -36,14 +36,8 @@ COMPARED = 100_000
 #: different, or twice in the lake; in both, but of different messages; only in the lake.
 SAME, LATE, CHANGED, ANOTHER, GONE = "same", "late", "changed", "another", "gone"
 DIFFERENCES = pa.schema(
-    [
-        ("dt", pa.date32()),
-        ("kind", pa.string()),
-        ("rows", pa.int64()),
-        ("ids", pa.list_(pa.int64())),
-    ]
+    {"dt": pa.date32(), "kind": pa.string(), "rows": pa.int64(), "ids": pa.list_(pa.int64())}
 )
-_DT = pa.date32()
 
 
 # SQL -> lake
@@ -141,11 +135,6 @@ def compare(
     return spread(spark, parts, work, DIFFERENCES).toArrow()
 
 
-def ranges_to_compare(database: Database, ids: Range, rows: int) -> list[Range]:
-    """The ids in parts for one task each."""
-    return edges(database, ids, max(1, -(-rows // COMPARED))) or [ids]
-
-
 def _compared(
     part: Compared, database: Database, storage: Storage, most: int
 ) -> Iterator[pa.RecordBatch]:
@@ -176,7 +165,7 @@ def _compared(
         (ANOTHER, both.filter(another)),
         (GONE, gone),
     ):
-        days = rows["finished_at"].cast(_DT)
+        days = rows["finished_at"].cast(pa.date32())
         for found in days.value_counts().to_pylist():
             ids: list[int] = []
             if kind != SAME:

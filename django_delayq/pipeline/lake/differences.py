@@ -6,26 +6,27 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
+from datetime import date, datetime
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from ...core.times import epoch_us
 from ...models import LakeBatch
+from ...stats.hourly import beginning_of
 from .. import schemas
 from ..params import Database
-from ..sources.ranges import Range
+from ..sources.ranges import Range, edges
 from ..sources.table_reader import read_rows
 from . import batches
-from .batches import GONE, SAME, Compared
+from .batches import COMPARED, GONE, SAME, Compared
 from .files import Store, new_name, read_file, rewrite, write_rows
 from .ledger import Ledger
 
 #: Every instant, in microseconds since 1970.
 FIRST, LAST = -(2**62), 2**62
-_EPOCH = date(1970, 1, 1)
 
 
 @dataclass
@@ -51,10 +52,9 @@ class Scope(NamedTuple):
     since: datetime | None = None
     """Only those that finished in [since, until)."""
     until: datetime | None = None
-    whole: bool = False
-    """Whether rows that SQL has lost are found, too: of batches that no export has pruned."""
-    whole_after: date | None = None
-    """Only those of them that finished on a later day."""
+    lost_after: date | None = None
+    """Then rows that SQL has lost are found, too: those that finished on a later day, of batches
+    that no export has pruned."""
 
 
 ALL = Scope()
@@ -72,23 +72,24 @@ def compare_batches(
     `most` ids of each kind are named. Days that a retention has dropped are left out. Raises
     LakeError."""
     lake = ledger.lake
-    begin = FIRST if scope.since is None else _us(scope.since)
+    begin = FIRST if scope.since is None else epoch_us(scope.since)
     if kept := lake.retained_since:
-        begin = max(begin, (kept - _EPOCH).days * 86_400_000_000)
-    end = LAST if scope.until is None else _us(scope.until)
+        begin = max(begin, epoch_us(beginning_of(kept)))
+    end = LAST if scope.until is None else epoch_us(scope.until)
     parts = []
     for batch in chosen:
         ids = (batch.lo, batch.hi)
-        for some in batches.ranges_to_compare(database, ids, batch.rows or 0):
+        is_whole = scope.lost_after is not None and not batch.pruned
+        for some in edges(database, ids, max(1, -(-(batch.rows or 0) // COMPARED))) or [ids]:
             files = [
                 file for file in lake.files(ids=some) if file.newest >= begin and file.oldest < end
             ]
-            parts.append(Compared(some, files, begin, end, scope.whole and not batch.pruned))
+            parts.append(Compared(some, files, begin, end, is_whole))
     found = Differences()
     if not parts:
         return found
     for row in batches.compare(spark, database, lake.storage, parts, most).to_pylist():
-        if row["kind"] == GONE and scope.whole_after and row["dt"] <= scope.whole_after:
+        if row["kind"] == GONE and scope.lost_after and row["dt"] <= scope.lost_after:
             continue
         found.rows[row["kind"], row["dt"]] += row["rows"]
         ids_of_kind = found.ids[row["kind"]]
@@ -149,7 +150,3 @@ def _runs(ids: Sequence[int], gap: int = 10_000) -> Iterator[Range]:
             first = one
         last = one
     yield first - 1, last
-
-
-def _us(when: datetime) -> int:
-    return round((when - datetime(1970, 1, 1, tzinfo=timezone.utc)).total_seconds() * 1e6)
