@@ -8,17 +8,17 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta, timezone
-from typing import Any
+from functools import partial
 
 from django.db import close_old_connections
 from django.db.models import Max
 from pyspark.sql import SparkSession
 
 from ...core.signal_handlers import handled
-from ...models import ArchivedMessage, LakeBatch
+from ...models import ArchivedMessage
 from ..job_errors import Code, LakeConflict, LakeError
 from ..lake import batches, compaction, pruning
-from ..lake.differences import Differences, compare_batches
+from ..lake.differences import compare_batches
 from ..lake.files import LakeFile
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
@@ -98,6 +98,8 @@ class _Export:
     def __init__(self, spark: SparkSession, params: Params, tell: Tell) -> None:
         self.spark, self.params, self.tell = spark, params, tell
         self.options = params.options(ExportOptions)
+        self.size = self.options.batch or ROWS_OF_TASK * parallelism(spark)
+        """Rows of a batch."""
         self.lake = Lake(params.lake)
         self.ledger = Ledger(self.lake)
         self.report = Report(
@@ -129,8 +131,7 @@ class _Export:
         self.report.code = Code.DONE
         self.report.problems = [*unseen_writers(), *self.ledger.other_lakes()]
         settled = last_settled_id(self.options.settle)
-        size = self.options.batch or ROWS_OF_TASK * parallelism(self.spark)
-        while not self.ending.is_set() and (ids := self._next(settled, size)):
+        while not self.ending.is_set() and (ids := self._next(settled)):
             self.lake.create()
             done = append(self.spark, self.ledger, self.params.database, ids, self.tell)
             self._note(ids, *done)
@@ -153,7 +154,7 @@ class _Export:
         rows = _count((lo, settled))
         self.report.figures = {
             "rows": rows,
-            "batches": -(-rows // (self.options.batch or ROWS_OF_TASK * parallelism(self.spark))),
+            "batches": -(-rows // self.size),
             "last_id": lo,
             "settled_id": settled,
         }
@@ -167,18 +168,16 @@ class _Export:
         return self.report
 
     def _note(self, ids: Range, version: int, files: Sequence[LakeFile]) -> None:
-        row: dict[str, Any] = {
-            "version": version,
-            "after_id": ids[0],
-            "up_to_id": ids[1],
+        counts = {
             "rows": sum(file.rows for file in files),
             "files": len(files),
             "bytes": sum(file.bytes for file in files),
         }
-        self._add(batches=1, rows=row["rows"], files=row["files"], bytes=row["bytes"])
+        self._add(batches=1, **counts)
+        row = {"version": version, "after_id": ids[0], "up_to_id": ids[1], **counts}
         self.report.rows = [*self.report.rows, row][-REPORTED_BATCHES:]
 
-    def _next(self, settled: int, size: int) -> Range | None:
+    def _next(self, settled: int) -> Range | None:
         """The ids of the next batch: of one that was begun before, or else as many rows as the
         options say."""
         lo = self.lake.last_id
@@ -187,7 +186,7 @@ class _Export:
         if begun and begun.hi <= settled and rows.filter(pk__lte=begun.hi).exists():
             return lo, begun.hi
         pks = rows.order_by("pk").values_list("pk", flat=True)
-        full: Sequence[int] = pks[size - 1 : size]
+        full: Sequence[int] = pks[self.size - 1 : self.size]
         hi = full[0] if full else rows.aggregate(last=Max("pk"))["last"]
         return (lo, hi) if hi else None
 
@@ -217,17 +216,15 @@ class _Export:
         if self.options.prune is None:
             return
         age = timedelta(seconds=self.options.prune)
+        compare = partial(compare_batches, self.spark, self.params.database, self.ledger)
         done = pruning.prune_batches(
-            self.ledger, age, self._compare, by=self.options.by, dry_run=dry_run, tell=self.tell
+            self.ledger, age, compare, by=self.options.by, dry_run=dry_run, tell=self.tell
         )
         self._add(pruned=done.count)
         self.report.figures["kept_dead_letters"] = done.kept
         self.report.problems = [*self.report.problems, *done.problems]
         if done.problems:
             self.report.code = Code.REFUSED
-
-    def _compare(self, batch: LakeBatch) -> Differences:
-        return compare_batches(self.spark, self.params.database, self.ledger, [batch])
 
     def _add(self, **counts: int) -> None:
         for name, count in counts.items():

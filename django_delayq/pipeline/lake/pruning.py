@@ -29,8 +29,6 @@ from .ledger import Ledger
 
 #: Rows that one transaction looks at.
 CHUNK = 5_000
-Compare = Callable[[LakeBatch], Differences]
-"""Compares the rows that SQL has of a batch with the lake."""
 
 
 @dataclass
@@ -50,17 +48,20 @@ class OldRows:
     """What one batch has to prune."""
 
     batch: LakeBatch
-    rows: int
-    """How many rows SQL had of the batch before they were compared, without those that went since
-    with a month."""
     before: datetime
     """Rows that finished earlier are old enough, as far as `in_time` applies to them."""
     in_time: Q
 
+    def __post_init__(self) -> None:
+        self.rows: int = self.every.count()
+        """How many rows SQL had of the batch before they were compared, without those that went
+        since with a month."""
+        self.words = f"The batch of the ids {self.batch.lo + 1:,} to {self.batch.hi:,}"
+
     @property
     def every(self) -> Any:
         """All rows that SQL has of the batch."""
-        return _rows(self.batch)
+        return ArchivedMessage.objects.filter(pk__gt=self.batch.lo, pk__lte=self.batch.hi)
 
     @property
     def going(self) -> Any:
@@ -95,7 +96,7 @@ class _HasGrown(Exception):
 def prune_batches(
     ledger: Ledger,
     older_than: timedelta,
-    compare: Compare,
+    compare: Callable[[Sequence[LakeBatch]], Differences],
     *,
     by: str,
     dry_run: bool,
@@ -104,9 +105,9 @@ def prune_batches(
     """Delete the rows of committed batches that finished longer ago than `older_than` (1 hour or
     more), if the lake has all rows that SQL has of the batch, as SQL has them. Rows of today (UTC)
     stay until the figures of the batch are computed, and in a partitioned archive rows of a month
-    that is not over so long. After an interruption, the next call goes on. `by` is for the
-    OperatorAction. The ledger has to be up to date. Raises Refused, and LakeError when a file is
-    not as the log says.
+    that is not over so long. After an interruption, the next call goes on. `compare` says where
+    SQL and the lake differ in batches; `by` is for the OperatorAction. The ledger has to be up to
+    date. Raises Refused, and LakeError when a file is not as the log says.
     """
     if older_than < MIN_AGE:
         raise Refused(
@@ -117,9 +118,14 @@ def prune_batches(
     limit = now - older_than
     whole = []
     for due in _due(ledger, now, limit, done):
-        if not (problem := _problem(due.batch, compare(due.batch))):
+        found = compare([due.batch])
+        if not (differing := found.rows.total() - found.count(SAME)):
             whole.append(due)
             continue
+        problem = (
+            f"{due.words} is not pruned: {differing:,} rows of SQL are not as the lake has them. "
+            f"Run the audit: it names them, and --repair exports them again."
+        )
         done.problems.append(problem)
         if not dry_run:
             LakeBatch.objects.filter(pk=due.batch.pk).update(problem=problem)
@@ -145,26 +151,10 @@ def _due(ledger: Ledger, now: datetime, limit: datetime, done: PrunedBatches) ->
     in_time = Q(enqueued_at__lt=held) if held else Q()
     for batch in ledger.batches.filter(version__isnull=False, pruned__lt=F("rows")):
         before = limit if batch.counted_at else min(limit, today)
-        due = OldRows(batch, _rows(batch).count(), stored(before), in_time)
+        due = OldRows(batch, stored(before), in_time)
         done.kept += due.every.filter(due.old & OPEN).count()
         if due.going.exists():
             yield due
-
-
-def _problem(batch: LakeBatch, found: Differences) -> str:
-    """Why a batch is not pruned; empty when it may be."""
-    differing = found.rows.total() - found.count(SAME)
-    if not differing:
-        return ""
-    return (
-        f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: {differing:,} rows "
-        f"of SQL are not as the lake has them. Run the audit: it names them, and --repair exports "
-        f"them again."
-    )
-
-
-def _rows(batch: LakeBatch) -> Any:
-    return ArchivedMessage.objects.filter(pk__gt=batch.lo, pk__lte=batch.hi)
 
 
 def _drop_months(
@@ -210,8 +200,7 @@ def _prune(due: OldRows, done: PrunedBatches, action: OperatorAction) -> None:
     batch, alias = due.batch, get_settings().database
     if due.has_grown():
         done.problems.append(
-            f"The batch of the ids {batch.lo + 1:,} to {batch.hi:,} is not pruned: it got rows "
-            f"while it was compared. Run the audit."
+            f"{due.words} is not pruned: it got rows while it was compared. Run the audit."
         )
         return
     at = batch.lo
