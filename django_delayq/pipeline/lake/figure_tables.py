@@ -4,14 +4,13 @@ days with figures that SQL has computed since the last copy, each as a whole."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, timedelta
-from itertools import islice
+from datetime import date, timedelta
 from typing import Any
 
 import pyarrow as pa
 from django.db.models import Max, QuerySet
 
-from ...core.chunks import chunked_by_weight
+from ...core.chunks import chunked, chunked_by_weight
 from ...core.times import epoch_us, from_ms, stored, utc
 from ...models import TaskDay, TopicHour
 from ...stats.histogram import Times, decode
@@ -30,10 +29,7 @@ DAYS = 31
 PAGE = 5_000
 #: How often a day is tried when others commit at the same time.
 TRIES = 10
-_ORDER = {
-    "topic_hours": [("hour", "ascending"), ("topic", "ascending")],
-    "task_days": [("dt", "ascending"), ("topic", "ascending"), ("task", "ascending")],
-}
+_KEYS = ("dt", "hour", "topic", "task")
 
 
 def copy_figures(lake: Lake, tell: Tell, *, create: bool = True) -> int:
@@ -55,13 +51,12 @@ def _copy(table: FigureTable, tell: Tell) -> int:
         return 0
     table.create()
     replaced = 0
-    span = "hour" if table.name == "topic_hours" else "day"
-    spans = rows.order_by().values_list(span, flat=True).distinct()
+    if table.name == "task_days":
+        all_days = set(rows.order_by().values_list("day", flat=True).distinct())
+    else:
+        all_days = set(map(day_of, rows.order_by().values_list("hour", flat=True).distinct()))
     # A day with few rows takes its share, too.
-    sizes = {
-        day: max(ROWS // DAYS, _of_day(table, day).count())
-        for day in sorted({_day_of(span) for span in spans})
-    }
+    sizes = {day: max(ROWS // DAYS, _of_day(table, day).count()) for day in sorted(all_days)}
     groups = list(chunked_by_weight(sizes, sizes.__getitem__, ROWS))
     for number, days in enumerate(groups, 1):
         tell(f"copying {table.name} up to {days[-1]}", number, len(groups))
@@ -73,7 +68,7 @@ def _copy(table: FigureTable, tell: Tell) -> int:
 
 def _replace(table: FigureTable, days: Sequence[date], until: int | None) -> int:
     """Returns how many days were replaced: none when the table is equal to SQL already."""
-    order = _ORDER[table.name]
+    order = [(name, "ascending") for name in _KEYS if name in table.schema.names]
     for attempt in range(1, TRIES + 1):
         batches = (batch for day in days for batch in _rows(table, day))
         rows = pa.Table.from_batches(batches, table.schema).sort_by(order)
@@ -90,9 +85,8 @@ def _replace(table: FigureTable, days: Sequence[date], until: int | None) -> int
 
 
 def _rows(table: FigureTable, day: date) -> Iterator[pa.RecordBatch]:
-    found = iter(_of_day(table, day).iterator(chunk_size=PAGE))
-    while rows := [_row(row) for row in islice(found, PAGE)]:
-        yield pa.RecordBatch.from_pylist(rows, schema=table.schema)
+    for page in chunked(_of_day(table, day).iterator(chunk_size=PAGE), PAGE):
+        yield pa.RecordBatch.from_pylist(list(map(_row, page)), schema=table.schema)
 
 
 def _row(row: Any) -> dict[str, Any]:
@@ -101,8 +95,9 @@ def _row(row: Any) -> dict[str, Any]:
     columns = {name: getattr(row, name, None) for name in names}
     columns["computed_at"] = utc(row.computed_at)
     if isinstance(row, TopicHour):
-        columns["hour"] = utc(row.hour)
-    columns["dt"] = _day_of(row.hour if isinstance(row, TopicHour) else row.day)
+        columns |= {"hour": utc(row.hour), "dt": day_of(row.hour)}
+    else:
+        columns["dt"] = row.day
     for metric in HISTOGRAMS:
         text, highest = getattr(row, metric), getattr(row, f"{metric}_max")
         times = Times.of(decode(text), highest)
@@ -126,7 +121,3 @@ def _of_day(table: FigureTable, day: date) -> QuerySet[Any]:
     begin = beginning_of(day)
     # Up to the last hour: there is no day after the last one of the year 9999.
     return _all(table).filter(hour__gte=stored(begin), hour__lte=stored(begin + (DAY - HOUR)))
-
-
-def _day_of(span: date) -> date:
-    return day_of(span) if isinstance(span, datetime) else span
