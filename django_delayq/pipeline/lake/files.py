@@ -25,21 +25,18 @@ CHUNK = 64 * 1024 * 1024
 #: Rows that are read at a time.
 ROWS = 20_000
 #: Columns in which hardly a value comes twice: a dictionary would save nothing.
-_UNIQUE = frozenset(
-    (
-        "id",
-        "message_id",
-        "body",
-        "enqueued_at",
-        "due_at",
-        "started_at",
-        "finished_at",
-        "lateness_ms",
-        "run_ms",
-    )
-)
+_UNIQUE = {
+    "id",
+    "message_id",
+    "body",
+    "enqueued_at",
+    "due_at",
+    "started_at",
+    "finished_at",
+    "lateness_ms",
+    "run_ms",
+}
 _REPEATED = [name for name in schemas.ARCHIVE.names if name not in _UNIQUE]
-_MICROSECONDS = pa.int64()
 
 Range = tuple[int, int]
 """lo < id <= hi."""
@@ -64,11 +61,7 @@ class LakeFile(NamedTuple):
 
 #: How tasks report files.
 FILES = pa.schema(
-    [
-        ("path", pa.string()),
-        ("dt", pa.date32()),
-        *((name, pa.int64()) for name in LakeFile._fields[2:]),
-    ]
+    {"path": pa.string(), "dt": pa.date32(), **dict.fromkeys(LakeFile._fields[2:], pa.int64())}
 )
 
 

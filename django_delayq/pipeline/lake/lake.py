@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from .. import schemas
 from ..job_errors import LakeConflict, LakeError, Refused
 from ..params import Storage
-from .files import LakeFile, Range, Store, sync
+from .files import FILES, LakeFile, Range, Store, sync
 
 #: The table's columns: those of the archive, and the partition.
 TABLE = pa.schema([*schemas.ARCHIVE, ("dt", pa.date32())])
@@ -117,7 +117,13 @@ class _Table:
             return 0
         self.refresh()
         before = self.version
-        gone = self._vacuum(-int(-older_than // 3600))
+        hours = -int(-older_than // 3600)
+        try:
+            gone = self._table.vacuum(
+                hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
+        except self._delta.exceptions.CommitFailedError as error:  # delta-rs has tried often
+            raise LakeConflict(f"Others commit to {self.uri} again and again.") from error
         self._table.cleanup_metadata()
         self.refresh()
         self._sync(before + 1)
@@ -126,18 +132,6 @@ class _Table:
                 if _DRAFT.search(draft.name) and time.time() - draft.stat().st_mtime > older_than:
                     draft.unlink(missing_ok=True)
         return len(gone)
-
-    def _vacuum(self, hours: int) -> Sequence[str]:
-        for attempt in range(1, TRIES + 1):
-            try:
-                return self._table.vacuum(
-                    hours, dry_run=False, enforce_retention_duration=False, full=True
-                )
-            except self._delta.exceptions.CommitFailedError as error:  # it commits, too
-                if attempt == TRIES:
-                    raise LakeConflict(f"Others commit to {self.uri} again and again.") from error
-                self.refresh()
-        return []
 
     def replaced(self) -> int:
         """How many files are still there that a commit has replaced or removed."""
@@ -152,19 +146,28 @@ class _Table:
         """Make the table, unless another process has made it."""
         if self.exists:
             return
-        # With a retry, delta-rs would give a table that was made just now another id.
-        once = self._delta.CommitProperties(max_commit_retries=0)
         with suppress(self._delta.exceptions.CommitFailedError):
             self._delta.DeltaTable.create(
                 self.uri,
                 schema,
                 mode="ignore",
                 storage_options=self.storage.resolved() or None,
-                commit_properties=once,
+                # With a retry, delta-rs would give a table that was made just now another id.
+                commit_properties=self._properties({}),
                 **about,
             )
         self._table = self._open()
         self._sync(0)
+
+    def _properties(self, transactions: Mapping[str, int], **more: Any) -> Any:
+        """Of a commit on the very snapshot that was looked at. By itself, delta-rs would commit on
+        other snapshots, too: a removal beside a compaction of the same file would double its
+        rows."""
+        return self._delta.CommitProperties(
+            max_commit_retries=0,
+            app_transactions=[self._delta.Transaction(*each) for each in transactions.items()],
+            **more,
+        )
 
     def _open(self) -> Any:
         try:
@@ -235,21 +238,16 @@ class Lake(_Table):
     @cached_property
     def _actions(self) -> pa.Table:
         """The columns of LakeFile, a row for each file."""
-        names = ("path", "dt", "bytes", "rows", "lowest", "highest", "oldest", "newest")
-        if not self.exists:
-            return pa.table({name: [] for name in names})
-        found = pa.table(self._table.get_add_actions(flatten=True))
-        if not found.num_rows:
-            return pa.table({name: [] for name in names})
+        found = pa.table(self._table.get_add_actions(flatten=True)) if self.exists else None
+        if not found:
+            return FILES.empty_table()
         columns = (
             "path", "partition.dt", "size_bytes", "num_records", "min.id", "max.id",
             "min.finished_at", "max.finished_at",
         )  # fmt: skip
         if missing := [name for name in columns if name not in found.column_names]:
             raise LakeError(f"The files of {self.uri} have no statistics of {missing[0]}.")
-        chosen = found.select(columns).rename_columns(names)
-        for at in (6, 7):
-            chosen = chosen.set_column(at, names[at], chosen.column(at).cast(pa.int64()))
+        chosen = found.select(columns).rename_columns(FILES.names).cast(FILES)
         return chosen.sort_by([("dt", "ascending"), ("lowest", "ascending")])
 
     def appended(self, after: int) -> list[Appended]:
@@ -335,12 +333,10 @@ class Lake(_Table):
         return self._commit(kind, (removed, added), note, check, transactions or {})
 
     def retain(self, first: date) -> list[LakeFile]:
-        """Remove the days before this one. Returns their files, which vacuum() deletes later."""
-        old = self.files(until=str(first - timedelta(days=1)))
-        if old:
+        """Remove the days before this one. Returns their files, which tidy() deletes later."""
+        if old := self.files(until=str(first - timedelta(days=1))):
             days = max(first, self.retained_since or first) - _EPOCH
-            transactions = {RETAIN: days.days}
-            self.replace("retain", old, [], transactions=transactions, before=str(first))
+            self.replace("retain", old, [], transactions={RETAIN: days.days}, before=str(first))
         return old
 
     def tidy(self, older_than: float) -> int:
@@ -367,15 +363,8 @@ class Lake(_Table):
         time, look again."""
         removed, added = changes
         actions, by = self._delta.transaction, f"{socket.gethostname()}:{os.getpid()}"
-        properties = self._delta.CommitProperties(
-            custom_metadata={NOTE: json.dumps({"kind": kind, "by": by, **note})},
-            # By itself, delta-rs would commit on other snapshots, too: a removal beside a
-            # compaction of the same file would double its rows.
-            max_commit_retries=0,
-            app_transactions=[
-                self._delta.Transaction(name, number) for name, number in transactions.items()
-            ],
-        )
+        words = json.dumps({"kind": kind, "by": by, **note})
+        properties = self._properties(transactions, custom_metadata={NOTE: words})
         for attempt in range(TRIES):
             check()
             now, before, is_change = int(time.time() * 1000), self.version, kind != "compact"
@@ -453,18 +442,14 @@ class FigureTable(_Table):
         """Put these rows in the place of all rows of these days, in one commit; None:
         `computed_until` stays. Raises LakeConflict when others have committed since, and LakeError:
         then nothing has changed."""
-        until = [] if computed_until is None else [computed_until]
-        properties = self._delta.CommitProperties(
-            max_commit_retries=0,
-            app_transactions=[self._delta.Transaction(FIGURES, number) for number in until],
-        )
+        transactions = {} if computed_until is None else {FIGURES: computed_until}
         write = partial(
             self._delta.write_deltalake,
             self._table,
             rows,
             mode="overwrite",
             predicate=" OR ".join(f"dt = DATE '{day}'" for day in days),
-            commit_properties=properties,
+            commit_properties=self._properties(transactions),
         )
         try:
             self._written(write)
