@@ -27,7 +27,7 @@ from .lake import Lake
 
 #: Bytes of files that one task reads, unless one file has more.
 SHARE = 32 * 1024 * 1024
-_EVERY_ID: Range = (-(2**63), 2**63 - 1)
+LAST_ID = 2**63 - 1
 
 
 def read_lake(
@@ -91,10 +91,8 @@ class LakeReader(DataSourceReader):
         self._files = options.get("files")
         self._since, self._until = options.get("since", ""), options.get("until", "")
         lo, hi = number_of(options, "lo"), number_of(options, "hi")
-        self._ids: Range | None = None
-        if lo is not None or hi is not None:
-            least, most = _EVERY_ID
-            self._ids = (least if lo is None else lo, most if hi is None else hi)
+        is_every = lo is None and hi is None
+        self._ids = None if is_every else (lo or 0, LAST_ID if hi is None else hi)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Neighbouring files, some megabytes together."""

@@ -4,7 +4,6 @@ crash, the ledger is updated from it."""
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any
 from uuid import UUID
 
 from django.db.models import Count, Max, Min, Q, QuerySet
@@ -106,13 +105,7 @@ class Ledger:
 
     def committed(self, ids: Range, version: int, rows: int) -> None:
         """Enter that the table has these rows: the figures of their hours have to be counted."""
-        fields: dict[str, Any] = {
-            "hi": ids[1],
-            "version": version,
-            "rows": rows,
-            "counted_at": None,
-            "problem": "",
-        }
+        fields = {"hi": ids[1], "version": version, "rows": rows, "counted_at": None, "problem": ""}
         LakeBatch.objects.update_or_create(
             table_id=UUID(self.lake.table_id), lo=ids[0], defaults=fields
         )
@@ -153,17 +146,14 @@ class Ledger:
         held = ArchivedMessage.objects.filter(pk__gt=one.lo, pk__lte=one.hi).aggregate(
             rows=Count("pk"), oldest=Min("finished_at"), newest=Max("finished_at")
         )
-        told = (held["rows"], *(epoch_us(held[name] or _EPOCH) for name in ("oldest", "newest")))
-        if told != (one.rows, one.oldest, one.newest):
+        edges = (epoch_us(held[name] or stored_ms(0)) for name in ("oldest", "newest"))
+        if (held["rows"], *edges) != (one.rows, one.oldest, one.newest):
             raise Refused(
                 f"The lake {self.name} has the rows up to id {one.hi:,} (version {one.version}), "
                 f"of which the ledger of this database knows nothing: the database was restored "
                 f"from a backup, and may give these ids to other messages. Begin a new lake "
                 f"elsewhere."
             )
-
-
-_EPOCH = stored(datetime(1970, 1, 1, tzinfo=timezone.utc))
 
 
 def settled_at(last: int, seconds: float = SETTLE) -> datetime:
