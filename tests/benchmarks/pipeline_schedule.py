@@ -112,8 +112,8 @@ def prepared(path: str) -> list[Any]:
     whole = pa.Table.from_batches(made).sort_by([("cell", "ascending"), ("id", "ascending")])
     calls = []
     for cell in range(PARTITIONS * 4):
-        mine = whole.filter(pc.equal(whole["cell"], cell)).combine_chunks()
-        for batch in mine.to_batches(500):
+        mine = maker.messages(whole.filter(pc.equal(whole["cell"], cell)))
+        for batch in mine.combine_chunks().to_batches(500):
             partition = Partition("reminders", cell // 4)
             calls.append((partition, cell % 4, load_arguments(batch, 0, 1 << 30)))
     return calls
@@ -150,16 +150,15 @@ def send_alone(url: str, path: str, job: str) -> float:
 
 def killed(spark: Any, server: Any, path: str, rows: int) -> None:
     """Half of the tasks of Spark are killed in their first attempt, after 20 calls."""
-    from django_delayq.pipeline.bulk_load import message_frames
-    from tests.pipeline.failing_sink import KILLS, KilledSink
+    from django_delayq.pipeline.bulk_load import schedule as job
+    from tests.pipeline.failing_writers import KILLS, KilledWriter
 
     server.client().flushall()
-    spark.dataSource.register(KilledSink)
-    message_frames.FORMAT = KilledSink.name()
+    writer, job.WRITER = job.WRITER, KilledWriter
     try:
         seconds, added = schedule(spark, server.url, path, "killed")
     finally:
-        message_frames.FORMAT = "delayq"
+        job.WRITER = writer
     common.report(
         "pipeline_schedule", seconds, "s", case="killed", rows=rows, added=added, waiting=count(server.url)
     )  # fmt: skip

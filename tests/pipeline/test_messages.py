@@ -14,7 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
-from pyspark.testing import assertSchemaEqual
 
 from django_delayq.core.message import Record, decode_body, key_id, task_code
 from django_delayq.core.times import MAX_DELAY_MS
@@ -23,6 +22,7 @@ from django_delayq.pipeline.bulk_load import (
     json_values,
     message_frames,
     messages,
+    pieces,
     row_messages,
     schedule,
     task_specs,
@@ -85,19 +85,28 @@ def rows_of(frame: Any, given: ScheduleOptions, limit: int = LIMIT) -> Any:
 
 def ready(frame: Any, given: ScheduleOptions) -> Any:
     """The messages, each cell in one task and in its order."""
+    maker = maker_of(frame, given)
 
-    def messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield from schemas.unpacked_rows(batch["messages"], schemas.MESSAGES)
+    def messages(cuts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pieces.ready(cuts, maker)
 
-    pieces = schedule.message_pieces(frame, maker_of(frame, given))
-    return pieces.mapInArrow(messages, from_arrow_schema(schemas.MESSAGES))
+    cuts = schedule.message_pieces(frame, maker)
+    return cuts.mapInArrow(messages, from_arrow_schema(schemas.MESSAGES))
 
 
 def made(spark: Any, rows: list[Any], schema: str, given: ScheduleOptions) -> list[Any]:
     frame = rows_of(spark.createDataFrame(rows, schema), given)
     found: list[Any] = frame.orderBy("name").collect()
     return found
+
+
+def messages_of(found: list[Any], given: ScheduleOptions) -> list[dict[str, Any]]:
+    """The messages of these rows, in their order."""
+    rows = pa.Table.from_pylist([row.asDict() for row in found], MADE)
+    plan = row_messages.plan(given, pa.schema([("k", pa.string()), ("a", pa.string())]))
+    maker = MessageMaker(planned=plan, now=NOW, limit=LIMIT, partitions=4)
+    made: list[dict[str, Any]] = maker.messages(rows).to_pylist()
+    return made
 
 
 def without_spark(given: ScheduleOptions, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -119,10 +128,11 @@ def test_ids_of_keyed_messages_are_those_of_their_keys(spark: Any) -> None:
     assert {row["name"]: bytes(row["id"]) for row in found} == {
         key: key_id("mail", key) for (key,) in rows[1:]
     }
-    for row in found:
+    places = messages_of(found, options())
+    for row in places:
         assert row["partition"] == partition_of("mail", bytes(row["id"]), 4).number
         assert 0 <= row["split"] < 3
-    assert set(Counter(row["split"] for row in found)) == {0, 1, 2}
+    assert set(Counter(row["split"] for row in places)) == {0, 1, 2}
 
 
 def test_ids_without_keys_are_as_certain_and_never_those_of_keys(spark: Any) -> None:
@@ -147,8 +157,6 @@ def test_each_split_is_in_one_task_and_in_the_order_of_its_ids(spark: Any) -> No
 
 def test_a_frame_without_rows_gives_one_without_messages(spark: Any) -> None:
     frame = spark.createDataFrame([], "k string")
-    chosen = message_frames.message_columns(rows_of(frame, options()))
-    assertSchemaEqual(chosen.schema, from_arrow_schema(schemas.MESSAGES), ignoreNullable=True)
     assert ready(frame, options()).collect() == []
     assert schedule.message_pieces(frame, maker_of(frame, options())).collect() == []
 
@@ -330,8 +338,7 @@ def test_a_line_without_an_argument_by_position_is_refused_alone() -> None:
 def test_a_record_is_as_a_producer_makes_it(spark: Any) -> None:
     given = options(parameter("a"), spec={"priority": 2, "expires": "+5000"}, keyed=False)
     (row,) = made(spark, [("1", "x" * 150)], "k string, a string", given)
-    columns = {name: [row[name]] for name in schemas.MESSAGES.names}
-    batch = pa.RecordBatch.from_pydict(columns, schemas.MESSAGES)
+    batch = pa.RecordBatch.from_pylist(messages_of([row], given), schemas.MESSAGES)
     for above, compressed in ((100, True), (1000, False)):
         ((identity, when, expires, record),) = load_arguments(batch, 777, above)
         found = Record.decode(bytes(14) + record)

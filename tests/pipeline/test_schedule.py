@@ -29,7 +29,7 @@ from django_delayq.core.exceptions import (
 from django_delayq.core.message import Record, decode_body, key_id
 from django_delayq.models import OutboxMessage
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.bulk_load import loads, message_frames, messages
+from django_delayq.pipeline.bulk_load import loads, message_frames, messages, schedule
 from django_delayq.pipeline.bulk_load.messages import LoadTotals
 from django_delayq.pipeline.bulk_load.row_files import open_rows
 from django_delayq.pipeline.bulk_load.row_messages import CORRUPT
@@ -37,7 +37,15 @@ from django_delayq.pipeline.bulk_load.schedule_source import WHOLE_FILES, read_s
 from django_delayq.pipeline.bulk_load.send_file import send_file
 from django_delayq.pipeline.job_errors import Refused, cause
 from django_delayq.pipeline.jobs import run
-from django_delayq.pipeline.params import Database, ParameterSpec, Params, ScheduleOptions, TaskSpec
+from django_delayq.pipeline.params import (
+    Database,
+    ParameterSpec,
+    Params,
+    Redis,
+    ScheduleOptions,
+    Secret,
+    TaskSpec,
+)
 from django_delayq.pipeline.session import configured
 from django_delayq.pipeline.sinks import loader
 from django_delayq.pipeline.sinks.loader import Loader, LoadSpec, Pace
@@ -46,7 +54,7 @@ from django_delayq.pipeline.source_options import encoded
 from django_delayq.store import get_store, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
-from tests.pipeline.failing_sink import FailingSink
+from tests.pipeline.failing_writers import FailingWriter
 from tests.store.factories import full
 
 #: A test that times out in the middle of a call leaves Spark's session useless for those after it.
@@ -141,9 +149,8 @@ def test_each_row_becomes_a_message_once(job: Job, crowd: RedisStore, parquet: s
 def test_a_job_that_was_broken_off_adds_the_rest(
     job: Job, crowd: RedisStore, parquet: str, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spark.dataSource.register(FailingSink)
     with monkeypatch.context() as patch:
-        patch.setattr(message_frames, "FORMAT", "delayq_failing")
+        patch.setattr(schedule, "WRITER", FailingWriter)
         with pytest.raises(
             DelayQError, match=r"machine has gone.*of 1,000 messages were added.*adds the rest"
         ):
@@ -738,7 +745,7 @@ def test_what_is_no_frame_of_messages_is_refused(
 
 
 def test_a_split_in_two_tasks_is_an_error() -> None:
-    writer = QueueWriter({"redis": "{}", "load": encoded(spec())})
+    writer = QueueWriter(Redis(Secret("")), spec())
     one, other = (
         WrittenMessages(splits=[("crowd", 0, 1)], rows=1),
         WrittenMessages(splits=[("crowd", 0, 2)], rows=1),

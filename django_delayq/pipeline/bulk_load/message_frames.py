@@ -19,8 +19,6 @@ from ..sinks.queue_sink import QueueSink
 from ..source_options import encoded
 from . import messages
 
-#: The data source that writes.
-FORMAT = QueueSink.name()
 #: Tasks of Spark for each core of the cluster, so that a core that is done early takes another.
 TASKS = 2
 
@@ -91,10 +89,10 @@ def message_columns(frame: DataFrame) -> DataFrame:
 
 
 def write(frame: DataFrame, redis: Redis, spec: LoadSpec) -> None:
-    """Write messages that are arranged(): their columns, or packed ones (queue_sink.py)."""
+    """Write messages that are arranged()."""
     frame.sparkSession.dataSource.register(QueueSink)
     given = {"redis": encoded(redis), "load": encoded(spec)}
-    frame.write.format(FORMAT).options(**given).mode("append").save()
+    frame.write.format(QueueSink.name()).options(**given).mode("append").save()
 
 
 def share(frame: DataFrame, per_second: float | None, most: int) -> float | None:

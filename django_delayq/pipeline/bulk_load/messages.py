@@ -91,7 +91,11 @@ def bytes_of(message_ids: pa.Array) -> Any:
 
 
 def hashes(
-    message_ids: pa.Array, due_ms: pa.Array, expires: pa.Array, headers: pa.Array, bodies: pa.Array
+    message_ids: pa.Array,
+    due_ms: pa.Array,
+    expires: pa.Array | pa.Scalar,
+    headers: pa.Array | pa.Scalar,
+    bodies: pa.Array,
 ) -> pa.Array:
     """A number (64 bits, signed) for each message: what two runs of a job must have the same."""
     parts = (message_ids, due_ms.cast(pa.string()), expires, headers, bodies)
@@ -113,11 +117,10 @@ def copies(message_ids: pa.ChunkedArray) -> pa.Array:
     return pa.array(counts[number])
 
 
-def totals(body: pa.ChunkedArray, hashed: pa.ChunkedArray) -> LoadTotals:
-    """Of messages with these bodies and hashes()."""
-    sizes = pc.binary_length(body.cast(pa.large_binary()))
+def totals(sizes: pa.ChunkedArray, hashed: pa.ChunkedArray) -> LoadTotals:
+    """Of messages with bodies of so many bytes, and these hashes()."""
     whole = pc.sum(hashed.cast(pa.decimal128(38)))
-    return LoadTotals(len(body), pc.sum(sizes).as_py() or 0, str(whole.as_py() or 0))
+    return LoadTotals(len(sizes), pc.sum(sizes).as_py() or 0, str(whole.as_py() or 0))
 
 
 def refusals(bad: pa.Table) -> pa.ChunkedArray:

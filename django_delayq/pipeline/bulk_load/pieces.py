@@ -6,9 +6,8 @@ through a shuffle, two sorts, a cache and four changes of its form: half of all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 
 from .. import schemas
 from . import messages
-from .row_messages import LARGE, MADE
+from .row_messages import LARGE, MADE, MessageMaker
 
 #: A cell is put into the order of its ids in so many parts, by the first byte of the ids: one part
 #: of one cell has to fit into the memory of a task.
@@ -26,23 +25,22 @@ PARTS = 32
 ALL_PARTS = 4_096
 #: A task cuts its rows into pieces when it has made so many bytes of them.
 CUT = 64 * 1024 * 1024
-#: Most rows and, about, most bytes of a piece of READY, with messages or with refused rows.
-READY_ROWS, READY_BYTES = 5_000, 8 * 1024 * 1024
+#: Most rows and, about, most bytes of a batch of messages or of refused rows.
+MOST_ROWS, MOST_BYTES = 5_000, 8 * 1024 * 1024
 
-#: Rows of one part of one cell, in any order.
-CUT_ROWS = pa.schema([("part", pa.int32()), ("made", pa.binary())])
-#: `messages`: in the order of their ids, with their sums. `refused` rows are in `why`.
-READY = pa.schema(
-    [
-        ("rows", pa.int64()),
-        ("body_bytes", pa.int64()),
-        ("hash", pa.string()),
-        ("messages", pa.binary()),
-        ("refused", pa.int64()),
-        ("why", pa.binary()),
-    ]
+#: Rows of one part of one cell, in any order: what summed() needs of them, and ROWS.
+CUT_ROWS = pa.schema([("part", pa.int32()), ("sums", pa.binary()), ("made", pa.binary())])
+#: What is in `sums`, a sixth of the bytes of the rows.
+SUMS = pa.schema(
+    [("id", pa.binary()), ("hash", pa.int64()), ("size", pa.int32()), ("fits", pa.bool_())]
 )
-#: What is in `why`.
+#: What is in `made`.
+ROWS = pa.schema([field for field in MADE if field.name != "hash"])
+#: Sums of a part.
+TOTALS = pa.schema(
+    [("rows", pa.int64()), ("body_bytes", pa.int64()), ("hash", pa.string()), ("bad", pa.int64())]
+)
+#: Rows that are no messages.
 WHY = pa.schema([("name", pa.string()), ("reason", pa.string()), ("row", pa.string())])
 
 Batches = Iterator[pa.RecordBatch]
@@ -77,58 +75,85 @@ def _cut(made: Sequence[pa.RecordBatch], cells: int) -> pa.RecordBatch:
     # No messages, wherever they are: not all in one part, which would have to hold them all.
     part[without] = np.arange(np.count_nonzero(without)) % (cells * parts)
     order = np.argsort(part, kind="stable")
-    in_order, rows = part[order], _one_batch(whole.take(pa.array(order)))
+    in_order, rows = part[order], whole.take(pa.array(order))
+    sizes = pc.binary_length(rows["body"])
+    sums = pa.table([rows["id"], rows["hash"], sizes, rows["reason"].is_null()], schema=SUMS)
     starts = np.flatnonzero(np.diff(in_order, prepend=-1))
     lengths = np.diff(starts, append=len(rows))
-    cuts = [rows.slice(*one) for one in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    spans = list(zip(starts.tolist(), lengths.tolist(), strict=True))
+    packed = [
+        schemas.packed_rows(one.slice(*span) for span in spans)
+        for one in map(_one_batch, (sums, rows.select(ROWS.names)))
+    ]
     names = pa.array(in_order[starts], pa.int32())
-    return pa.RecordBatch.from_arrays([names, schemas.packed_rows(cuts)], schema=CUT_ROWS)
+    return pa.RecordBatch.from_arrays([names, *packed], schema=CUT_ROWS)
 
 
-def ready(cuts: Iterable[pa.RecordBatch]) -> Batches:
-    """READY of CUT_ROWS that are in the order of their parts."""
-    rows = (
-        row for batch in cuts for row in zip(batch["part"].to_pylist(), batch["made"], strict=True)
-    )
-    for _, pieces in groupby(rows, lambda row: row[0]):
-        yield from _ready(
-            pa.Table.from_batches(schemas.unpacked_rows((made for _, made in pieces), MADE))
-        )
+def summed(cuts: Iterable[pa.RecordBatch]) -> Batches:
+    """TOTALS of CUT_ROWS that are in the order of their parts."""
+    for rows in _by_part(cuts, "sums", SUMS):
+        fits = _fit(rows["fits"], messages.copies(rows["id"]))
+        good = rows.filter(fits)
+        totals = messages.totals(good["size"], good["hash"])
+        columns = {**totals._asdict(), "bad": len(rows) - len(good)}
+        yield pa.RecordBatch.from_pylist([columns], schema=TOTALS)
 
 
-def _ready(made: pa.Table) -> Batches:
-    """Of one part of one cell: rows with the same id are in the same."""
+def ready(cuts: Iterable[pa.RecordBatch], maker: MessageMaker) -> Batches:
+    """schemas.MESSAGES of CUT_ROWS that are in the order of their parts; of each cell in the order
+    of its ids."""
+    for made, fits, _ in _checked(cuts):
+        order = pc.sort_indices(made["id"])
+        order = order.filter(fits.take(order))
+        each = _most_rows(made)
+        for at in range(0, len(order), each):
+            yield _one_batch(maker.messages(made.take(order.slice(at, each))))
+
+
+def refused(cuts: Iterable[pa.RecordBatch]) -> Batches:
+    """WHY of the rows that are no messages, of CUT_ROWS that are in the order of their parts."""
+    for made, fits, copies in _checked(cuts):
+        bad = made.append_column("copies", copies).filter(pc.invert(fits))
+        why = pa.table([bad["name"], messages.refusals(bad), bad["row"]], WHY.names)
+        each = _most_rows(made)
+        for at in range(0, len(why), each):
+            yield _one_batch(why.slice(at, each).cast(WHY))
+
+
+def _checked(
+    cuts: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[pa.Table, pa.ChunkedArray, pa.Array]]:
+    """ROWS of each part, where rows with the same id are in the same; which of them are messages;
+    and how many have the id of each."""
     # More than 2 GiB of bodies are no error, and take() is quick where there is one array of each.
-    made = made.cast(LARGE).combine_chunks()
-    copies = messages.copies(made["id"])
-    fits = pc.and_(pc.is_null(made["reason"]), pc.equal(copies, 1))
-    order = pc.sort_indices(made["id"])
-    order = order.filter(fits.take(order))
-    each = max(1, min(READY_ROWS, int(READY_BYTES * len(made) / max(1, made.nbytes))))
-    for at in range(0, len(order), each):
-        rows = made.take(order.slice(at, each))
-        totals = messages.totals(rows["body"], rows["hash"])
-        chosen = rows.select(schemas.MESSAGES.names).cast(schemas.MESSAGES)
-        yield _row({**totals._asdict(), "messages": chosen})
-    bad = made.append_column("copies", copies).filter(pc.invert(fits))
-    why = bad.set_column(bad.schema.get_field_index("reason"), "reason", messages.refusals(bad))
-    for at in range(0, len(bad), each):
-        some = why.select(WHY.names).slice(at, each).cast(WHY)
-        yield _row({"refused": len(some), "why": some})
+    large = pa.schema([LARGE.field(name) for name in ROWS.names])
+    for rows in _by_part(cuts, "made", ROWS):
+        made = rows.cast(large).combine_chunks()
+        copies = messages.copies(made["id"])
+        yield made, _fit(made["reason"].is_null(), copies), copies
+
+
+def _most_rows(made: pa.Table) -> int:
+    return max(1, min(MOST_ROWS, int(MOST_BYTES * len(made) / max(1, made.nbytes))))
+
+
+def _by_part(cuts: Iterable[pa.RecordBatch], column: str, schema: pa.Schema) -> Iterator[pa.Table]:
+    """The rows of each part, of a packed column."""
+    pieces = (
+        piece
+        for batch in cuts
+        for piece in zip(batch["part"].to_pylist(), batch[column], strict=True)
+    )
+    for _, same in groupby(pieces, lambda piece: piece[0]):
+        yield pa.Table.from_batches(schemas.unpacked_rows((rows for _, rows in same), schema))
+
+
+def _fit(fits: pa.ChunkedArray, copies: pa.Array) -> pa.ChunkedArray:
+    """Which rows are messages: of rows that share a key, none is."""
+    return pc.and_(fits, pc.equal(copies, 1))
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     """Of a table that has rows."""
     (batch,) = table.combine_chunks().to_batches()
     return batch
-
-
-def _row(values: Mapping[str, Any]) -> pa.RecordBatch:
-    """A row of READY; tables in it are packed, and what is not given is null."""
-    columns = [
-        schemas.packed_rows([_one_batch(values[field.name])])
-        if isinstance(values.get(field.name), pa.Table)
-        else pa.array([values.get(field.name)], field.type)
-        for field in READY
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=READY)

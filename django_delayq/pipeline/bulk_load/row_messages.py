@@ -35,11 +35,14 @@ from . import json_values, messages
 CORRUPT = "_corrupt_record"
 MOST_KEY = 256
 
-#: Messages; and of each row its key, the reason why it cannot be a message, its cell, its hash (see
-#: messages.py), and the row itself as JSON if it is refused.
+#: Of each row what its message has of its own (the rest is the same for all, see
+#: MessageMaker.messages()), and its key, the reason why it cannot be a message, its cell, its hash
+#: (see messages.py), and the row itself as JSON if it is refused.
 MADE = pa.schema(
     [
-        *schemas.MESSAGES,
+        ("id", pa.binary()),
+        ("due_ms", pa.int64()),
+        ("body", pa.string()),
         ("name", pa.string()),
         ("reason", pa.string()),
         ("cell", pa.int32()),
@@ -49,8 +52,7 @@ MADE = pa.schema(
 )
 
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-#: MADE where the texts of a column may be more than 2 GiB together: bodies, but also the names of
-#: the topic.
+#: MADE where the texts of a column may be more than 2 GiB together.
 LARGE = pa.schema([field.with_type(_LARGE.get(field.type, field.type)) for field in MADE])
 
 Kinds = Callable[[pa.DataType], bool]
@@ -264,6 +266,21 @@ class MessageMaker:
         bodies = rows.bodies(arguments, names, self.limit)
         return self._columns(rows, names, due, bodies)
 
+    def messages(self, made: pa.Table) -> pa.Table:
+        """schemas.MESSAGES of rows of MADE (or LARGE) that are messages; less than 2 GiB."""
+        options, task = self.planned.options, self.planned.options.task
+        cell = made["cell"].to_numpy()
+        columns = {
+            "topic": pa.repeat(task.topic, len(made)),
+            "partition": cell // options.splits,
+            "split": cell % options.splits,
+            "id": made["id"], "due_ms": made["due_ms"],
+            "expires": pa.repeat(task.expires, len(made)),
+            "header": pa.repeat(messages.header(task), len(made)),
+            "body": made["body"],
+        }  # fmt: skip
+        return pa.table(columns).cast(schemas.MESSAGES)
+
     def rows_as_json(self, batch: pa.RecordBatch, at: Iterable[int]) -> Iterator[str]:
         """Rows as people get them back: JSON objects without what is null."""
         is_json = self.planned.options.format == "json"
@@ -289,11 +306,11 @@ class MessageMaker:
     ) -> pa.RecordBatch:
         options, task, count = self.planned.options, self.planned.options.task, len(rows.batch)
         owner = task.topic if options.keyed else f"{options.job}\0{task.topic}"
-        topic, name = pa.repeat(task.topic, count), pa.array(names, pa.string())
+        name = pa.array(names, pa.string())
         ids = messages.ids(pa.repeat(owner, count), name)
-        places = messages.cells(topic, ids, {task.topic: self.partitions}, options.splits)
-        expires = pa.repeat(task.expires, count)
-        header = pa.repeat(pa.scalar(messages.header(task), pa.binary()), count)
+        counts = {task.topic: self.partitions}
+        places = messages.cells(pa.repeat(task.topic, count), ids, counts, options.splits)
+        expires, header = pa.scalar(task.expires), pa.scalar(messages.header(task))
         reason = pa.array(rows.reasons, pa.string())
         body = pc.if_else(reason.is_null(), bodies, pa.scalar(None, pa.binary()))
         shown = [at for at, why in enumerate(rows.reasons) if self.keep or why is not None]
@@ -301,12 +318,10 @@ class MessageMaker:
         for at, text in zip(shown, self.rows_as_json(rows.batch, shown), strict=True):
             kept[at] = text
         columns = {
-            "topic": topic, "id": ids, "due_ms": due, "expires": expires, "header": header,
-            "body": body.cast(pa.string()), "name": name,
-            "reason": reason,
+            "id": ids, "due_ms": due, "body": body.cast(pa.string()), "name": name,
+            "reason": reason, "cell": pc.struct_field(places, "cell"),
             "hash": messages.hashes(ids, due, expires, header, body),
             "row": pa.array(kept, pa.string()),
-            **dict(zip((field.name for field in messages.PLACES), places.flatten(), strict=True)),
         }  # fmt: skip
         return pa.RecordBatch.from_arrays([columns[name] for name in MADE.names], schema=MADE)
 

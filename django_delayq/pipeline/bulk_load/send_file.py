@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from ...core.conf import check_name
 from ...store.client import BATCH as CALL
 from ...store.store import RedisStore
-from .. import schemas
 from ..job_errors import Refused
 from ..params import Report, ScheduleOptions
 from ..sinks.loader import Loader, LoadSpec
@@ -78,9 +77,8 @@ class _FileRows:
             self._made.select(["cell", "id"]), [("cell", "ascending"), ("id", "ascending")]
         )
         self._order = _by_turns(self._made.column("cell"), order.filter(fits.take(order)))
-        self.good = messages.totals(
-            self._made.column("body").filter(fits), self._made.column("hash").filter(fits)
-        )
+        sizes = pc.binary_length(self._made.column("body"))
+        self.good = messages.totals(sizes.filter(fits), self._made.column("hash").filter(fits))
 
     def named(self) -> Sequence[Mapping[str, Any]]:
         return [
@@ -107,7 +105,7 @@ class _FileRows:
         unfinished.replace(path)
 
     def write(self, spec: LoadSpec) -> None:
-        rows, chosen = self.good.rows, self._made.select(schemas.MESSAGES.names)
+        rows, chosen = self.good.rows, self._made.select(["id", "due_ms", "body", "cell"])
 
         def tell(done: int) -> None:
             self._progress(f"{done:,} of {rows:,} messages", done, rows)
@@ -115,7 +113,9 @@ class _FileRows:
         batches = (
             batch
             for at in range(0, rows, BATCH)
-            for batch in chosen.take(self._order.slice(at, BATCH)).to_batches()
+            for batch in self._maker.messages(chosen.take(self._order.slice(at, BATCH)))
+            .combine_chunks()
+            .to_batches()
         )
         Loader(self._store, spec).run(batches, tell)
 

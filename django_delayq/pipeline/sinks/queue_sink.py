@@ -6,7 +6,7 @@ It runs on executors. A task of Spark, or the whole load, can be repeated: see l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,9 @@ from ...core.exceptions import DelayQError
 from ...store.store import RedisStore
 from ..job_errors import Refused
 from ..params import Redis
-from ..schemas import MESSAGES, unpacked_rows
+from ..schemas import MESSAGES
 from ..source_options import read_option
 from .loader import Loader, LoadSpec
-
-#: The only column of a frame of which each value is some messages, packed (schemas.py).
-PACKED = "messages"
 
 
 @dataclass
@@ -46,8 +43,6 @@ class QueueSink(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Raises Refused for a frame that does not hold messages, and ConfigurationError."""
-        if schema.names == [PACKED]:
-            return QueueWriter(self.options, is_packed=True)
         missing = [name for name in MESSAGES.names if name not in schema.names]
         if missing:
             raise Refused(
@@ -59,29 +54,22 @@ class QueueSink(DataSource):
             raise Refused(
                 "A queue cannot be overwritten: use mode('append'). To empty a topic, call purge()."
             )
-        return QueueWriter(self.options)
+        return QueueWriter(
+            read_option(self.options, "redis", Redis), read_option(self.options, "load", LoadSpec)
+        )
 
 
 class QueueWriter(DataSourceArrowWriter):
     """It can be pickled: only write() opens a connection. When the job is aborted, messages that
     were written stay: the fence knows them, and the load can be repeated."""
 
-    def __init__(self, options: Mapping[str, str], *, is_packed: bool = False) -> None:
-        self._redis = read_option(options, "redis", Redis)
-        self._load = read_option(options, "load", LoadSpec)
-        self._is_packed = is_packed
+    def __init__(self, redis: Redis, load: LoadSpec) -> None:
+        self._redis, self._load = redis, load
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenMessages:
         """One task of Spark."""
         with closing(RedisStore(None, self._redis.settings())) as store:
-            written = Loader(store, self._load).run(self.messages(iterator))
-        return WrittenMessages(*written)
-
-    def messages(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The messages of what Spark gives."""
-        if not self._is_packed:
-            return batches
-        return (rows for batch in batches for rows in unpacked_rows(batch[PACKED], MESSAGES))
+            return WrittenMessages(*Loader(store, self._load).run(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Check what the tasks report: each message went through one task, and each split through
