@@ -8,12 +8,11 @@ expressions.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from heapq import nsmallest
-from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +60,8 @@ BATCH = 100_000
 ROWS = 400_000
 #: Aggregates that are added up at a time, unless an hour or a day has more.
 ADDED = 10_000
+#: Aggregates that the driver holds of Spark at a time, unless a day has more: some 20 MB.
+HELD = 50_000
 #: Rows of a batch of aggregates, or of spans: they become objects of Python together.
 TOGETHER = 1_000
 STATES = tuple(Final.values)
@@ -100,6 +101,9 @@ SPANS = pa.schema(
         ("errors", pa.string()),
     ]
 )
+#: Packed AGGREGATES of one UTC day, by the number of the day since 1970. Spark moves few values
+#: then, and sorts none.
+PIECES = pa.schema([("day", pa.int32()), ("rows", pa.int32()), ("aggregates", pa.binary())])
 #: In this order they are added up: hours before days.
 _IN_ORDER = [("unit", "descending"), ("at", "ascending")]
 #: How rows of the archive go to Python: their columns are short. Spark would take 2 us a row to
@@ -369,24 +373,42 @@ def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 # In one process
 
 
-def figures_of_aggregates(aggregates: Batches, most_errors: int) -> Iterator[Mapping[str, Any]]:
-    """AGGREGATES in any order -> rows of SPANS, day after day. It holds about twice as many
-    aggregates as there are keys, however many rows are counted, and adds up those of one day."""
+def figures_of_aggregates(
+    aggregates: Batches, most_errors: int, *, sorted_days: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """AGGREGATES -> rows of SPANS, day after day. See _by_day()."""
+    for _, of_day in _by_day(aggregates, sorted_days=sorted_days):
+        for batch in added_up(_in_order(of_day), most_errors):
+            yield from batch.to_pylist()
+
+
+def _by_day(
+    aggregates: Batches, *, sorted_days: bool
+) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """Days since 1970, and AGGREGATES of each. It holds about twice as many as there are keys,
+    however many rows are counted. With `sorted_days` the rows came day after day, and it holds
+    those of the last days."""
     days: dict[int, list[pa.RecordBatch]] = defaultdict(list)
     rows, most = 0, ADDED
     for batch in aggregates:
         day_of = batch["at"].to_numpy() // DAY
-        for day in np.unique(day_of).tolist():
-            days[day].append(batch.filter(pa.array(day_of == day)))
+        found = np.unique(day_of).tolist()
+        for day in found:
+            whole = len(found) == 1
+            days[day].append(batch if whole else batch.filter(pa.array(day_of == day)))
         rows += batch.num_rows
+        if sorted_days:
+            for day in [day for day in days if day < found[0]]:
+                over = days.pop(day)
+                rows -= sum(one.num_rows for one in over)
+                yield day, over
         if rows >= most:
             for of_day in days.values():
                 of_day[:] = _put_together(of_day)
             rows = sum(one.num_rows for of_day in days.values() for one in of_day)
             most = max(ADDED, 2 * rows)
     for day in sorted(days):
-        for batch in added_up(_in_order(days.pop(day)), most_errors):
-            yield from batch.to_pylist()
+        yield day, days.pop(day)
 
 
 def _put_together(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -411,32 +433,31 @@ def figures_of_files(
     until: datetime | None,
     most_errors: int,
 ) -> Iterator[Mapping[str, Any]]:
-    """Rows of SPANS of the rows in these files, day after day, so that it holds the aggregates of
-    one day. Raises LakeError when a file is not as the log says."""
-    count = partial(aggregated, since=since, until=until)
-    for _, of_day in groupby(files, key=lambda file: file.dt):
-        yield from figures_of_aggregates(_counted(list(of_day), storage, count), most_errors)
+    """Rows of SPANS of the rows in these files, which are in the order of their dates. Raises
+    LakeError when a file is not as the log says."""
+    counted = _counted(files, storage, partial(aggregated, since=since, until=until))
+    return figures_of_aggregates(counted, most_errors, sorted_days=True)
 
 
 # By Spark
 
 
 def figures_by_spark(found: DataFrame, most_errors: int) -> Iterator[Mapping[str, Any]]:
-    """A frame of AGGREGATES -> rows of SPANS. The driver holds a part of them at a time. An action
-    raises LakeError when a file is not as the log says."""
-    from pyspark.sql import functions as F  # noqa: N812 - the usual name
-    from pyspark.sql.pandas.types import from_arrow_schema
-
+    """A frame of PIECES -> rows of SPANS, day after day. The driver adds them up: it holds some
+    aggregates at a time, and at least those of one day. An action raises LakeError when a file is
+    not as the log says."""
     # Kept, so that the rows are read once: the aggregates are few.
     found.persist()
     try:
+        sizes = Counter[int]()
         with configured(found.sparkSession, _BATCHES):
-            found.count()
-        # All aggregates of an hour, or a day, come to one task.
-        ordered = found.orderBy(F.desc("unit"), "at")
-        add_up = partial(added_up, most_errors=most_errors)
-        for row in ordered.mapInArrow(add_up, from_arrow_schema(SPANS)).toLocalIterator():
-            yield row.asDict(recursive=True)
+            for day, rows in found.select("day", "rows").collect():
+                sizes[day] += rows
+        for days in chunked_by_weight(sorted(sizes), sizes.__getitem__, HELD):
+            pieces = found.where(found["day"].between(days[0], days[-1])).select("aggregates")
+            packed = pa.array([row[0] for row in pieces.collect()], pa.binary())
+            aggregates = schemas.unpacked_rows(packed, AGGREGATES)
+            yield from figures_of_aggregates(aggregates, most_errors)
     finally:
         found.unpersist()
 
@@ -444,12 +465,13 @@ def figures_by_spark(found: DataFrame, most_errors: int) -> Iterator[Mapping[str
 def aggregate_frame(
     frame: DataFrame, since: datetime | None = None, until: datetime | None = None
 ) -> DataFrame:
-    """AGGREGATES of the rows of the archive that finished in [since, until); None: without a
-    bound."""
+    """PIECES of the rows of the archive that finished in [since, until); None: without a bound."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    count = partial(aggregated, since=since, until=until)
-    return frame.select(*schemas.FIGURES.names).mapInArrow(count, from_arrow_schema(AGGREGATES))
+    def count(rows: Batches) -> Batches:
+        return _in_pieces(aggregated(rows, since, until))
+
+    return frame.select(*schemas.FIGURES.names).mapInArrow(count, from_arrow_schema(PIECES))
 
 
 def aggregate_files(
@@ -458,11 +480,23 @@ def aggregate_files(
     files: Sequence[LakeFile],
     count: Callable[[Batches], Batches] = aggregated,
 ) -> DataFrame:
-    """AGGREGATES of files, which the Python of the executors reads itself: through Java, the rows
-    would take four times as long. `count` gets texts as dictionaries."""
+    """PIECES of files, which the Python of the executors reads itself: through Java, the rows would
+    take four times as long. `count` gets texts as dictionaries."""
     parts = _parted(files, min(len(files), PARTS * parallelism(spark)))
-    work = partial(_counted, storage=storage, count=count)
-    return spread(spark, parts, work, AGGREGATES)
+
+    def work(part: Sequence[LakeFile]) -> Batches:
+        return _in_pieces(_counted(part, storage, count))
+
+    return spread(spark, parts, work, PIECES)
+
+
+def _in_pieces(aggregates: Batches) -> Batches:
+    for day, of_day in _by_day(aggregates, sorted_days=True):
+        for some in chunked_by_weight(_put_together(of_day), attrgetter("num_rows"), HELD):
+            (piece,) = pa.Table.from_batches(some).combine_chunks().to_batches()
+            head = [pa.array([number], pa.int32()) for number in (day, len(piece))]
+            packed = schemas.packed_rows([piece])
+            yield pa.RecordBatch.from_arrays([*head, packed], schema=PIECES)
 
 
 def _parted(files: Sequence[LakeFile], number: int) -> list[list[LakeFile]]:
