@@ -34,6 +34,9 @@ from .schedule_source import WHOLE_FILES, read_source
 
 #: Writes the messages of each task of Spark.
 WRITER = QueueWriter
+#: Pieces are kept one by one. Java's serializer holds the last hundred things that it wrote: with
+#: some megabytes of pieces in each, those of twenty million messages ended a Java of 1 GB.
+_ONE_BY_ONE = {"spark.sql.inMemoryColumnarStorage.batchSize": "1"}
 #: What such a task says.
 _WRITTEN = pa.schema([("splits", pa.list_(pa.string())), ("rows", pa.int64())])
 #: Names of files that Spark writes: parts, their checksums, and the mark of the end.
@@ -46,10 +49,10 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     check_name(options.job, "a job", Refused)
     if options.rejects:
         _check_rejects_folder(spark, options)
-    settings = WHOLE_FILES if options.format == "csv" else {}
+    whole = WHOLE_FILES if options.format == "csv" else {}
     with (
         closing(RedisStore(None, params.redis.settings())) as store,
-        configured(spark, settings),
+        configured(spark, {**_ONE_BY_ONE, **whole}),
     ):
         tell("reading the source")
         source = read_source(spark, options, params.database)
