@@ -16,11 +16,10 @@ from django.core.management import CommandError, call_command
 
 from django_delayq.core.message import new_id
 from django_delayq.models import AuditRun, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit import doctor
-from django_delayq.pipeline.audit.doctor import Examination, examine
-from django_delayq.pipeline.audit.suspicion import suspected
+from django_delayq.pipeline.audit import conclusion
+from django_delayq.pipeline.audit.doctor import examine, suspected
 from django_delayq.pipeline.job_errors import Code
-from django_delayq.pipeline.params import Report
+from django_delayq.pipeline.params import AuditOptions, Report, ignore
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
@@ -37,8 +36,8 @@ def world(delayq: RedisStore) -> World:
     return World(delayq, lambda: None, "")
 
 
-def look(world: World, **options: Any) -> Report:
-    return examine(world.store, Examination(**{"pause": 0, **options}))
+def look(world: World, topic: str = "", **options: Any) -> Report:
+    return examine(world.store, AuditOptions(**{"pause": 0, **options}), topic)
 
 
 def said(*args: str) -> tuple[int, str]:
@@ -84,7 +83,7 @@ def test_a_healthy_system_in_every_state_shows_nothing(world: World, hands: Hand
     report = look(world)
     assert (report.code, report.rows, report.figures["confirmed"]) == (Code.DONE, (), 0)
     assert report.figures["read"] > 8
-    assert list(suspected(world.store, (), lambda *step: None)) == []
+    assert list(suspected(world.store, "", report, ignore)) == []
 
 
 @pytest.mark.long
@@ -97,7 +96,7 @@ def test_a_system_at_work_shows_nothing(hands: Hands, world: World) -> None:
 
 def test_an_empty_system_is_healthy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(doctor, "wait", slept.append)
+    monkeypatch.setattr(conclusion, "sleep", slept.append)
     assert (look(world, pause=7).code, slept) == (Code.DONE, [])
 
 
@@ -106,7 +105,7 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
 ) -> None:
     gone, there = bytes.fromhex(damage.no_place(world)), damage.no_place(world)
     monkeypatch.setattr(
-        doctor, "wait", lambda seconds: world.do("ZADD", "normal", damage.FAR, gone)
+        conclusion, "sleep", lambda seconds: world.do("ZADD", "normal", damage.FAR, gone)
     )
     (row,) = look(world, pause=7).rows
     assert (row["found"], row["confirmed"], row["ids"]) == (2, 1, [there])
@@ -187,7 +186,7 @@ def test_without_redis_the_code_is_no_difference(world: World) -> None:
 def test_progress_has_a_total(world: World) -> None:
     record.using(delay=timedelta(minutes=5), durable=True).enqueue_many([(n,) for n in range(600)])
     seen: list[tuple[str, int, int]] = []
-    examine(world.store, Examination(pause=0), lambda *step: seen.append(step))
+    examine(world.store, AuditOptions(pause=0), tell=lambda *step: seen.append(step))
     assert all(0 < done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2] >= OutboxMessage.objects.count()
 

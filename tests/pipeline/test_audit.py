@@ -16,7 +16,7 @@ from django.db import connections
 
 from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, AuditRun, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit import audit
+from django_delayq.pipeline.audit import audit, conclusion
 from django_delayq.pipeline.audit.confirm import confirmed as confirm
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.pipeline.export import export
@@ -105,7 +105,7 @@ def test_a_system_at_work_shows_nothing(
 
 def test_an_empty_system_is_healthy(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(audit, "wait", slept.append)
+    monkeypatch.setattr(conclusion, "sleep", slept.append)
     report = look(pause=7)
     assert (report.code, report.rows, report.problems) == (Code.DONE, (), [])
     assert report.figures["places_in_Redis"] == report.figures["rows_of_the_archive"] == 0
@@ -123,7 +123,7 @@ def test_what_is_gone_at_the_second_look_is_no_difference(
         slept.append(seconds)
         world.do("ZADD", "normal", damage.FAR, gone)
 
-    monkeypatch.setattr(audit, "wait", meanwhile)
+    monkeypatch.setattr(conclusion, "sleep", meanwhile)
     report = look(pause=7, dry_run=True)
     (row,) = report.rows
     assert (row["difference"], row["found"], row["confirmed"], row["ids"]) == (

@@ -22,10 +22,7 @@ PLACES = (
     "message_id string, topic string, partition int, place string, stamp bigint, "
     "recorded boolean, lane string"
 )
-FOUND = (
-    "kind string, topic string, partition int, message_id string, stamp bigint, row bigint, "
-    "lake boolean"
-)
+FOUND = "kind string, topic string, partition int, message_id string, stamp bigint, lake boolean"
 ROWS = "row bigint, message_id string, stamp bigint"
 OUTBOX = "message_id string, stamp bigint, topic string, status string"
 LIVES = "message_id string, stamp bigint, lake boolean"
@@ -54,7 +51,7 @@ def place(name: str, **fields: Any) -> tuple[Any, ...]:
 
 def found(kind: str, **fields: Any) -> tuple[Any, ...]:
     row = {
-        "kind": kind, "topic": "orders", "partition": 0, "message_id": ID, "stamp": 5, "row": None,
+        "kind": kind, "topic": "orders", "partition": 0, "message_id": ID, "stamp": 5,
         "lake": False,
     }  # fmt: skip
     return tuple((row | fields).values())

@@ -9,7 +9,7 @@ import pytest
 
 from django_delayq.client import moving
 from django_delayq.core.message import stamp_us_of
-from django_delayq.pipeline.audit.audit_repair import AuditRepair
+from django_delayq.pipeline.audit.audit_repair import repaired
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -43,7 +43,7 @@ def test_a_message_is_not_moved_where_another_life_is(world: World) -> None:
     world.store.client.command(
         "ZADD", world.key("leased", home), FAR, message_id
     )  # runs, and its record is lost
-    assert AuditRepair(world.store, "").run([found]) == []
+    assert repaired(world.store, [found], "") == []
     assert content(world, message_id, CROWD).keys() == {"normal", "messages", "attempts"}
     assert content(world, message_id, home).keys() == {"leased"}
 
@@ -57,9 +57,9 @@ def test_a_move_that_was_interrupted_goes_on(world: World, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(moving, "_leave", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            AuditRepair(world.store, "").run([found])
+            repaired(world.store, [found], "")
     assert "normal" in content(world, message_id, home)
-    assert AuditRepair(world.store, "").run([found]) == [found]
+    assert repaired(world.store, [found], "") == [found]
     moved = content(world, message_id, home)
     assert moved.keys() == {"normal", "messages", "attempts"} and moved["normal"] == float(FAR)
     assert content(world, message_id, CROWD) == {}
@@ -77,5 +77,5 @@ def test_what_another_audit_has_moved_meanwhile_stays(
         return mend(partition, what, items, archive)
 
     monkeypatch.setattr(world.store.repair, "mend", moved)
-    assert AuditRepair(world.store, "").run([found]) == []
+    assert repaired(world.store, [found], "") == []
     assert "normal" in content(world, message_id, home)

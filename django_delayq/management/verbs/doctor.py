@@ -22,6 +22,7 @@ from django.core.management.base import CommandError
 from ...pipeline import rendering
 from ...pipeline.audit import doctor
 from ...pipeline.job_errors import Code
+from ...pipeline.params import AuditOptions
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 from ..cli import Answer, Verb, add_by, filled, parse_duration, whole
@@ -55,14 +56,13 @@ class Command(Verb):
         """Both looks, and the repairs."""
         store = get_store()
         store.clock_ms()  # without Redis there is nothing to compare
-        given = doctor.Examination(
-            topic=options["topic"] or "",
+        given = AuditOptions(
             repair=options["repair"],
-            by=options["by"] or "doctor",
+            by=options["by"] or "",
             pause=options["pause"].total_seconds(),
             most=options["most"],
         )
-        report = doctor.examine(store, given, self.progress)
+        report = doctor.examine(store, given, options["topic"] or "", self.progress)
         data = {
             **report.figures,
             "differences": report.rows,

@@ -1,20 +1,35 @@
 """What an audit compares: frames of Redis, outbox, archive and lake in, frames of findings out.
 
-Pure. The findings are candidates: the frames were read one after the other, while messages moved.
+Pure, but for damaged(), which asks Redis on the executors. The findings are candidates: the frames
+were read one after the other, while messages moved.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from functools import partial
+
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from ...store.keys import Partition
+from ...store.store import RedisStore
+from .. import schemas
+from ..params import Redis
+from ..sources.structures import LANES
 from .findings import FindingKind
 
-LANES = ("high", "normal", "low")
 #: Places of what has not ended.
 LIVE = (*LANES, "leased", "none", "follower")
 LIFE = ["message_id", "stamp"]
 WHERE = ["message_id", "topic", "partition"]
+_DIAGNOSED = pa.schema(
+    [*schemas.chosen(schemas.QUEUE, WHERE), ("stamp", pa.int64()), ("kind", pa.string())]
+)
 
 
 # The columns that are compared
@@ -59,14 +74,35 @@ def lives(archive: DataFrame, lake: DataFrame) -> DataFrame:
 
 def suspects(queue: DataFrame) -> DataFrame:
     """message_id, topic and partition of what is not in order: a record and its one place, its lane
-    or a lease; a follower only while there is a lease. Redis knows what is wrong with them, if
-    anything: see diagnosis.py."""
+    or a lease; a follower only while there is a lease."""
     place = F.col("place")
     whole = F.col("recorded") & (place.isin("leased", "follower") | (place == F.col("lane")))
     there = F.array_sort(F.collect_set(F.when(whole, place).otherwise("damaged")))
     seen = queue.where(place.isin(*LIVE)).groupBy(*WHERE)
     in_order = F.col("there").isin(*LANES, "leased", "follower,leased")
     return seen.agg(F.concat_ws(",", there).alias("there")).where(~in_order).select(*WHERE)
+
+
+def damaged(queue: DataFrame, redis: Redis) -> DataFrame:
+    """What Redis finds wrong with the suspects, if anything."""
+    ask = partial(_diagnosed, redis=redis)
+    return as_findings(suspects(queue).mapInArrow(ask, from_arrow_schema(_DIAGNOSED)))
+
+
+def _diagnosed(batches: Iterable[pa.RecordBatch], redis: Redis) -> Iterator[pa.RecordBatch]:
+    with closing(RedisStore(None, redis.settings())) as store:
+        for batch in batches:
+            parts: dict[Partition, list[bytes]] = defaultdict(list)
+            for message_id, *place in zip(*batch.to_pydict().values(), strict=True):
+                parts[Partition(*place)].append(bytes.fromhex(message_id))
+            rows = [
+                (message_id.hex(), *partition, stamp_us, FindingKind.of_damage(damage).value)
+                for partition, ids in parts.items()
+                for message_id, stamp_us, damages in store.repair.diagnose(partition, ids)
+                for damage in damages
+            ]
+            found = [dict(zip(_DIAGNOSED.names, row, strict=True)) for row in rows]
+            yield pa.RecordBatch.from_pylist(found, schema=_DIAGNOSED)
 
 
 def misplaced(queue: DataFrame, counts: DataFrame) -> DataFrame:
@@ -95,11 +131,7 @@ def ends(queue: DataFrame, outbox: DataFrame, ended: DataFrame) -> DataFrame:
     past = ended.groupBy("message_id").agg(
         F.max_by("stamp", "stamp").alias("past"), F.max_by("lake", "stamp").alias("lake")
     )
-    known = (
-        loose.select(*WHERE, "stamp")
-        .join(newest, "message_id", "left")
-        .join(past, "message_id", "left")
-    )
+    known = loose.join(newest, "message_id", "left").join(past, "message_id", "left")
     kind = F.when(F.col("past") >= F.col("stamp"), FindingKind.STALE_END.value).when(
         F.col("living").isNull() | (F.col("living") <= F.col("stamp")), FindingKind.LOST_END.value
     )
@@ -127,7 +159,6 @@ def live_again(queue: DataFrame, ended: DataFrame) -> DataFrame:
 
 _TYPES = {
     "topic": "string", "partition": "int", "message_id": "string", "stamp": "bigint",
-    "row": "bigint",
     "lake": "boolean",
 }  # fmt: skip
 
@@ -135,9 +166,9 @@ _TYPES = {
 def as_findings(frame: DataFrame, kind: FindingKind | None = None) -> DataFrame:
     """The columns of a Finding; those that the frame lacks are null. Without a kind each row has
     its own, or null when it is no finding."""
-    others = [
+    columns = [
         (F.col(name) if name in frame.columns else F.lit(None)).cast(type_).alias(name)
         for name, type_ in _TYPES.items()
     ]
-    named = frame.select((F.lit(kind.value) if kind else F.col("kind")).alias("kind"), *others)
-    return named.where(F.col("kind").isNotNull()).fillna({"topic": "", "lake": False})
+    named = frame.select((F.lit(kind.value) if kind else F.col("kind")).alias("kind"), *columns)
+    return named.where(F.col("kind").isNotNull()).fillna({"lake": False})

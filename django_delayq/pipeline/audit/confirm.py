@@ -8,25 +8,19 @@ no message looks damaged because it moves meanwhile.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 from ...core.chunks import chunked
 from ...core.message import stamp_us_of
-from ...models import OutboxMessage, OutboxStatus
+from ...core.times import epoch_us
+from ...models import ArchivedMessage, OutboxMessage, OutboxStatus
 from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.queries import Life
 from ...store.store import RedisStore
 from .findings import Finding, FindingKind
-from .suspicion import archived_lives
-
-
-def wait(seconds: float) -> None:
-    """The pause before candidates are checked again."""
-    time.sleep(seconds)
 
 
 def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
@@ -43,55 +37,42 @@ def confirmed(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
 def _still_damaged(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     """Those of one kind that Redis finds damaged now."""
     for partition, findings in by_partition(found).items():
-        damage = findings[0].kind.damage
-        assert damage
-        words = store.repair.check(partition, damage, [finding.suspect() for finding in findings])
+        suspects = [finding.suspect() for finding in findings]
+        words = store.repair.check(partition, findings[0].kind.damage, suspects)
         yield from (finding for finding, word in zip(findings, words, strict=True) if word)
 
 
 def _misplaced(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     store.partitions.forget()
     for partition, findings in by_partition(found).items():
-        for batch in chunked(findings, BATCH):
-            lives = store.queries.find(partition, [finding.id for finding in batch])
-            for finding, live in zip(batch, lives, strict=True):
-                there = live and finding.stamp in (None, stamp_us_of(live.record))
-                if there and partition not in store.partitions.candidates(
-                    finding.topic, finding.id
-                ):
-                    yield finding
+        lives = dict(lives_in(store, partition, [finding.id for finding in findings]))
+        for finding in findings:
+            there = finding.id in lives and finding.stamp in (None, lives[finding.id])
+            if there and partition not in store.partitions.candidates(finding.topic, finding.id):
+                yield finding
 
 
 def _live_again(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
-    archived = lives_of(found)
-    return _still_damaged(
-        store, [finding for finding in found if finding.lake or finding.life in archived]
-    )
+    return _still_damaged(store, _archived(found))
 
 
-def _unclosed(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
-    archived, promised = lives_of(found), outbox_rows(found)
-    return (
-        finding
-        for finding in found
-        if finding.life in promised and (finding.lake or finding.life in archived)
-    )
+def _unclosed(_: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Lives of the outbox that are archived."""
+    archived = _archived(found)
+    promised = outbox_rows(archived)
+    return (finding for finding in archived if finding.life in promised)
 
 
 def _lost(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     """Neither live nor ended in any partition, and after that not archived and still open, and not
     just being sent."""
-    missing = [
-        finding
-        for finding in found
-        if store.durable_status(finding.topic, finding.life)[1] == "MISSING"
-    ]
+    nowhere = store.missing((finding.topic, finding.life) for finding in found)
+    missing = [finding for finding in found if finding.life in nowhere]
     archived, promised = lives_of(missing), outbox_rows(missing)
     now_ms = store.now_us() // 1000
     for finding in missing:
         row = promised.get(finding.life)
-        sent = row and row.status == OutboxStatus.SENT and row.relay_at_ms <= now_ms
-        if sent and finding.life not in archived:
+        if row and was_sent(row, now_ms) and finding.life not in archived:
             yield finding
 
 
@@ -109,10 +90,10 @@ def _ends(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     for finding in remembered:
         stamp, archived = finding.stamp or 0, newest.get(finding.id, 0)
         if finding.kind == FindingKind.STALE_END:
-            confirmed = finding.lake or archived >= stamp
+            still_there = finding.lake or archived >= stamp
         else:
-            confirmed = archived < stamp and promised.get(finding.id, 0) <= stamp
-        if confirmed:
+            still_there = archived < stamp and promised.get(finding.id, 0) <= stamp
+        if still_there:
             yield finding
 
 
@@ -131,26 +112,52 @@ def by_partition(found: Iterable[Finding]) -> dict[Partition, list[Finding]]:
     """The findings of each partition."""
     parts: dict[Partition, list[Finding]] = defaultdict(list)
     for finding in found:
-        parts[Partition(finding.topic, finding.partition or 0)].append(finding)
+        parts[finding.where].append(finding)
     return parts
+
+
+def lives_in(store: RedisStore, partition: Partition, ids: Iterable[bytes]) -> Iterator[Life]:
+    """The live messages among these."""
+    for page in chunked(ids, BATCH):
+        for found in store.queries.find(partition, page):
+            if found is not None:
+                yield Life(found.id, stamp_us_of(found.record) or 0)
 
 
 # SQL
 
 
-def lives_of(found: Sequence[Finding]) -> set[Life]:
+def was_sent(row: OutboxMessage, now_ms: int) -> bool:
+    """Whether the row was sent, and is not just being sent again."""
+    return row.status == OutboxStatus.SENT and row.relay_at_ms <= now_ms
+
+
+def archived_lives(ids: Iterable[bytes]) -> set[Life]:
+    """The archived lives of these messages."""
+    return {
+        Life(message_id.bytes, epoch_us(enqueued_at))
+        for page in chunked(sorted(ids), BATCH)
+        for message_id, enqueued_at in ArchivedMessage.objects.filter(
+            message_id__in=[UUID(bytes=message_id) for message_id in page]
+        ).values_list("message_id", "enqueued_at")
+    }
+
+
+def lives_of(found: Iterable[Finding]) -> set[Life]:
     """The archived lives of all ids that were found."""
     return archived_lives({finding.id for finding in found})
 
 
-def outbox_rows(found: Sequence[Finding]) -> dict[Life, OutboxMessage]:
+def _archived(found: Sequence[Finding]) -> list[Finding]:
+    """Those whose lives the archive has, or only the lake."""
+    archived = lives_of(found)
+    return [finding for finding in found if finding.lake or finding.life in archived]
+
+
+def outbox_rows(found: Iterable[Finding]) -> dict[Life, OutboxMessage]:
     """The rows of the outbox under these ids, by the lives that they are about."""
     return {
         Life(row.message_id.bytes, row.enqueued_at_us): row
-        for ids in _pages_of_ids(found)
-        for row in OutboxMessage.objects.filter(message_id__in=ids)
+        for page in chunked(sorted({finding.message_id for finding in found}), BATCH)
+        for row in OutboxMessage.objects.filter(message_id__in=map(UUID, page))
     }
-
-
-def _pages_of_ids(found: Sequence[Finding]) -> Iterator[Sequence[UUID]]:
-    return chunked(sorted({UUID(hex=finding.message_id) for finding in found}), BATCH)

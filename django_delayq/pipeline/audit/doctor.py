@@ -1,77 +1,176 @@
-"""Compares Redis, the outbox and the archive in one process, without Spark, and repairs.
+"""Compares Redis, the outbox and the archive in one process, without Spark, and repairs: page by
+page, in bounded memory.
 
 The kinds, their second look and their repair are those of the audit on Spark, which is for sizes
-that one process does not master.
+that one process does not master. What is damaged in Redis, Redis says itself
+(store/lua/shared/damages.lua).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
+from django.db.models import QuerySet
+
+from ...core.message import stamp_us_of
+from ...models import OutboxMessage
+from ...store.keys import Partition
+from ...store.queries import Life
 from ...store.store import RedisStore
-from ..params import Report
-from .audit_repair import AuditRepair
-from .audit_result import AuditResult
-from .confirm import confirmed, wait
-from .findings import Finding, FindingKind
-from .suspicion import suspected
+from ..params import AuditOptions, Report, Tell, ignore
+from ..sources import structures
+from ..sources.structures import LANES, Structure
+from .conclusion import conclude, note_left
+from .confirm import archived_lives, lives_in, was_sent
+from .findings import Candidates, Finding, FindingKind
 
-#: Takes a line about the progress, how many ids and rows are done, and of how many.
-Progress = Callable[[str, int, int], object]
-
-
-class Examination(NamedTuple):
-    """What is looked at, and what is done."""
-
-    topic: str = ""
-    """Only this one; empty: all."""
-    repair: bool = False
-    by: str = "doctor"
-    """Who repairs, for the record."""
-    pause: float = 5.0
-    """Seconds between the two looks."""
-    most: int = 10_000
-    """Candidates of a kind that are kept and checked again; all are counted."""
+#: Structures that are read, in the order in which messages move: what is claimed meanwhile is seen.
+READ = (*LANES, "leased", "none", "attempts", "follower", "done")
+#: Rows of the outbox of one query.
+PAGE = 500
 
 
 def examine(
-    store: RedisStore, given: Examination, progress: Progress = lambda *step: None
+    store: RedisStore, options: AuditOptions, topic: str = "", tell: Tell = ignore
 ) -> Report:
     """Find candidates, check them again after the pause, and repair them if that is wanted.
 
-    The code is DIFFERENT when there were differences, also when all are repaired: the next look is
-    clean then. Raises StoreUnavailable and errors of the database.
+    `topic`: only this one. The code is DIFFERENT when there were differences, also when all are
+    repaired: the next look is clean then. Raises StoreUnavailable and errors of the database.
     """
     begun = time.monotonic()
-    kept: dict[FindingKind, dict[Finding, None]] = defaultdict(dict)
+    report = Report(job="doctor")
+    kept: dict[Finding, None] = {}
     counts = Counter[FindingKind]()
-    read = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal read
-        read = done
-        progress(f"{done:,} ids and rows read", done, total)
-
-    for finding in suspected(store, [given.topic] if given.topic else (), tell):
-        of_kind = kept[finding.kind]
-        if finding in of_kind:
-            continue  # an id in two structures, or a scan that returns it twice
-        counts[finding.kind] += 1
-        if len(of_kind) < given.most:
-            of_kind[finding] = None
-    found = [finding for of_kind in kept.values() for finding in of_kind]
-    if found:
-        progress(f"{len(found):,} candidates; checking again in {given.pause:g} s", 0, 0)
-        wait(given.pause)
-    findings = confirmed(store, found)
-    repaired = AuditRepair(store, given.by).run(findings) if given.repair else []
-    report = Report(job="doctor", figures={"read": read})
-    result = AuditResult(counts, findings, repaired, given.most, given.repair)
-    result.add_to(report)
-    if not given.topic:
-        result.note()
+    for finding in suspected(store, topic, report, tell):
+        if finding not in kept:  # else an id in two structures, or a scan that returns it twice
+            counts[finding.kind] += 1
+            if counts[finding.kind] <= options.most:
+                kept[finding] = None
+    left = conclude(store, Candidates(list(kept), counts), options, report, tell)
+    if not topic:
+        note_left(left)
     report.figures["seconds"] = round(time.monotonic() - begun, 3)
     return report
+
+
+def suspected(store: RedisStore, topic: str, report: Report, tell: Tell) -> Iterator[Finding]:
+    """Candidates of this topic, or of all; one may come twice, and may be a message that moved
+    meanwhile."""
+    store.partitions.forget()
+    outbox = OutboxMessage.objects.filter(**{"topic": topic} if topic else {})
+    partitions = structures.partitions_of(store, [topic] if topic else ())
+    chosen = structures.all_of(partitions, READ)
+    sizes = structures.sizes(store, chosen)
+    done, total = 0, outbox.count() + sum(sizes)
+    report.figures["read"] = total
+
+    def progress(read: int) -> None:
+        read = min(read, total)
+        tell(f"{read:,} ids and rows read", read, total)
+
+    # The outbox first: messages move from there to Redis, and on to the archive.
+    for rows in _pages_of(outbox):
+        yield from _of_outbox(store, rows)
+        done += len(rows)
+        progress(done)
+    for structure, size in zip(chosen, sizes, strict=True):
+        passed = 0
+        for count, found in _of_structure(store, structure):
+            yield from found
+            passed += count
+            progress(done + min(passed, size))
+        done += size
+    progress(total)
+
+
+def _pages_of(outbox: QuerySet[OutboxMessage]) -> Iterator[Sequence[OutboxMessage]]:
+    after = 0
+    while rows := list(outbox.filter(pk__gt=after).order_by("pk")[:PAGE]):
+        yield rows
+        after = rows[-1].pk
+
+
+def _of_outbox(store: RedisStore, rows: Sequence[OutboxMessage]) -> Iterator[Finding]:
+    """Rows whose life is archived, and rows that were sent and are nowhere."""
+    now_ms = store.now_us() // 1000
+    lives = {Life(row.message_id.bytes, row.enqueued_at_us): row for row in rows}
+    missing = store.missing(
+        (row.topic, life) for life, row in lives.items() if was_sent(row, now_ms)
+    )
+    archived = archived_lives({life.id for life in lives})
+    for life, row in lives.items():
+        if life in archived:
+            yield _finding(FindingKind.UNCLOSED, Partition(row.topic, 0), life)
+        elif life in missing:
+            yield _finding(FindingKind.LOST, Partition(row.topic, 0), life)
+
+
+def _of_structure(
+    store: RedisStore, structure: Structure
+) -> Iterator[tuple[int, Iterable[Finding]]]:
+    """Per page, how many elements were read, and what was found."""
+    partition, name = structure
+    if name == "done":
+        yield from _of_ends(store, structure)
+    elif name in (*LANES, "leased"):
+        for page in structures.read_scores(store, structure):
+            ids = [message_id for message_id, _ in page]
+            yield len(page), _of_ids(store, partition, ids, waits=name != "leased")
+    else:
+        for rows in structures.place_rows(store, structure):
+            ids = [row.id for row in rows]
+            yield len(rows), _of_ids(store, partition, ids, waits=name == "none")
+
+
+def _of_ids(
+    store: RedisStore, partition: Partition, ids: Sequence[bytes], *, waits: bool
+) -> Iterator[Finding]:
+    """What Redis finds damaged, what is in a wrong partition, and, of what waits or has no place,
+    what is archived."""
+    topic, number = partition
+    for message_id, stamp_us, damages in store.repair.diagnose(partition, ids):
+        for damage in damages:
+            kind = FindingKind.of_damage(damage)
+            yield Finding(kind, topic, number, message_id.hex(), stamp_us)
+    counts = store.partitions.counts(topic)
+    strays = [
+        message_id
+        for message_id in ids
+        if all(int.from_bytes(message_id[-4:], "big") % count != number for count in counts)
+    ]
+    for life in lives_in(store, partition, strays):
+        yield _finding(FindingKind.WRONG_PARTITION, partition, life)
+    if waits:
+        past = archived_lives(ids)  # SQL first: there are few records to read then
+        for life in lives_in(store, partition, sorted({life.id for life in past})):
+            if life in past:
+                yield _finding(FindingKind.LIVE_AGAIN, partition, life)
+
+
+def _of_ends(store: RedisStore, structure: Structure) -> Iterator[tuple[int, Iterable[Finding]]]:
+    """Ends that Redis remembers: those that are archived, and those that are not in the finished
+    stream either."""
+    partition, told = structure.partition, None
+    for rows in structures.place_rows(store, structure):
+        lives = {Life(row.id, stamp_us_of(row.stamp or b"") or 0) for row in rows}
+        newest = dict(sorted(archived_lives({life.id for life in lives})))  # the last one stays
+        stale = {life for life in lives if newest.get(life.id, -1) >= life.stamp_us}
+        if lives != stale and told is None:
+            told = store.repair.finished_lives(partition)
+        yield (
+            len(rows),
+            [
+                *(_finding(FindingKind.STALE_END, partition, life) for life in sorted(stale)),
+                *(
+                    _finding(FindingKind.LOST_END, partition, life)
+                    for life in sorted(lives - stale - (told or set()))
+                ),
+            ],
+        )
+
+
+def _finding(kind: FindingKind, partition: Partition, life: Life) -> Finding:
+    return Finding(kind, partition.topic, partition.number, life.id.hex(), life.stamp_us)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple, cast
 
 import msgspec
 
+from ...store.keys import Partition
 from ...store.queries import Life
 from ...store.repair import Damage, Suspect
 
@@ -17,64 +19,48 @@ class FindingKind(str, Enum):
 
     repair: str
     """What a repair has done, for the record of it; empty: there is none."""
-    damage: Damage | None
-    """Its name in Redis, which checks and mends it."""
 
-    def __new__(cls, name: str, repair: str = "", damage: Damage | None = None) -> FindingKind:
+    def __new__(cls, name: str, repair: str = "") -> FindingKind:
         """A kind and its row of the table."""
         kind = str.__new__(cls, name)
-        kind._value_, kind.repair, kind.damage = name, repair, damage
+        kind._value_, kind.repair = name, repair
         return kind
 
-    UNCLOSED = "unclosed", "the row of the outbox was closed: the message is archived"
+    UNCLOSED = "unclosed", "The row of the outbox was closed: the message is archived."
     """A row of the outbox whose life is archived."""
     LIVE_AGAIN = (
         "live again",
-        "it was taken out of Redis: it is archived, and must not run again",
-        "surplus",
+        "It was taken out of Redis: it is archived, and must not run again.",
     )
     """A life that is archived and waits all the same."""
-    NO_RECORD = (
-        "no record",
-        "it ended as dead, body_missing, or was sent again from the outbox",
-        "no_record",
-    )
+    NO_RECORD = "no record", "It ended as dead, body_missing, or was sent again from the outbox."
     """An id in a lane, or leased, without a record."""
     NO_PLACE = (
         "no place",
-        "it was put back into its lane, or ended as dead, due_lost: nobody knows when it was due",
-        "no_place",
+        "It was put back into its lane, or ended as dead, due_lost: nobody knows when it was due.",
     )
     """A record in no lane and not leased."""
-    TWO_LANES = "two lanes", "only its place in the right lane stays", "two_lanes"
+    TWO_LANES = "two lanes", "Only its place in the right lane stays."
     """A message in two lanes."""
-    LANE_AND_LEASE = (
-        "lane and lease",
-        "its place in the lane was removed: it is leased",
-        "lane_and_lease",
-    )
+    LANE_AND_LEASE = "lane and lease", "Its place in the lane was removed: it is leased."
     """A message in a lane and leased."""
-    WRONG_LANE = "wrong lane", "it was put into the lane of its priority", "wrong_lane"
+    WRONG_LANE = "wrong lane", "It was put into the lane of its priority."
     """A message in another lane than its priority says."""
-    WRONG_PARTITION = "wrong partition", "it was moved to the partition where it is looked for"
+    WRONG_PARTITION = "wrong partition", "It was moved to the partition where it is looked for."
     """A message where no number of partitions that its topic has had puts it."""
-    STRAY_ATTEMPTS = "stray attempts", "they were removed", "stray_attempts"
+    STRAY_ATTEMPTS = "stray attempts", "They were removed."
     """Attempts of a message that is gone."""
-    STRAY_FOLLOWER = "stray follower", "what was to follow was enqueued", "stray_follower"
+    STRAY_FOLLOWER = "stray follower", "What was to follow was enqueued."
     """A message that is to follow a run which does not go on."""
-    LOST_END = (
-        "lost end",
-        "its end was told as dead, end_lost: nobody knows how it ended",
-        "lost_end",
-    )
+    LOST_END = "lost end", "Its end was told as dead, end_lost: nobody knows how it ended."
     """A message that ended, of which neither the finished stream nor the archive knows."""
-    STALE_END = "stale end", "it is not remembered any more: it is archived", "stale_end"
+    STALE_END = "stale end", "It is not remembered any more: it is archived."
     """An end that is remembered although it is archived."""
-    LOST = "lost", "it was sent again under its stamp"
+    LOST = "lost", "It was sent again under its stamp."
     """A row of the outbox that was sent and is nowhere: neither live, nor ended, nor archived."""
-    LATE_ROW = "late row", "it was exported again"
+    LATE_ROW = "late row", "It was exported again."
     """A row of SQL that its batch of the lake lacks."""
-    CHANGED_ROW = "changed row", "it was exported again"
+    CHANGED_ROW = "changed row", "It was exported again."
     """A row that differs between SQL and the lake."""
     ANOTHER_LIFE = "another life"
     """A row of one message in SQL and of another one in the lake: nobody can say which is
@@ -82,9 +68,17 @@ class FindingKind(str, Enum):
     LOST_ROW = "lost row"
     """A row of the lake that SQL lacks, though nobody has pruned it."""
 
+    @property
+    def damage(self) -> Damage:
+        """Its name in Redis, which checks and mends it."""
+        return cast("Damage", "surplus" if self is FindingKind.LIVE_AGAIN else self.name.lower())
 
-#: By the names of their damages in Redis.
-KINDS: Mapping[str | None, FindingKind] = {kind.damage: kind for kind in FindingKind}
+    @classmethod
+    def of_damage(cls, damage: str) -> FindingKind:
+        """The kind that Redis finds under this name."""
+        return cls[damage.upper()]
+
+
 #: Those about rows of the lake.
 OF_THE_LAKE = (
     FindingKind.LATE_ROW,
@@ -92,8 +86,6 @@ OF_THE_LAKE = (
     FindingKind.ANOTHER_LIFE,
     FindingKind.LOST_ROW,
 )
-#: What a repair of the lake is about.
-EXPORTED_AGAIN = (FindingKind.LATE_ROW, FindingKind.CHANGED_ROW)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -121,6 +113,11 @@ class Finding(msgspec.Struct, frozen=True):
         return Life(self.id, self.stamp or 0)
 
     @property
+    def where(self) -> Partition:
+        """Topic and partition; without a partition the first."""
+        return Partition(self.topic, self.partition or 0)
+
+    @property
     def name(self) -> str:
         """How the report names it."""
         return str(self.row) if self.kind in OF_THE_LAKE else self.message_id
@@ -129,3 +126,12 @@ class Finding(msgspec.Struct, frozen=True):
         """The message as Redis checks and mends it."""
         stamp = b"" if self.stamp is None else self.stamp.to_bytes(8, "big")
         return Suspect(self.id, stamp, argument)
+
+
+class Candidates(NamedTuple):
+    """What the first look has found."""
+
+    found: Sequence[Finding]
+    """At most `most` of each kind."""
+    counts: Mapping[FindingKind, int]
+    """How many there are of each."""

@@ -1,0 +1,89 @@
+"""What follows on the first look of an audit, on Spark and without: the second look, the repairs
+and the report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from time import sleep
+from typing import TYPE_CHECKING
+
+from ...models import AuditRun
+from ...store.store import RedisStore
+from ..job_errors import Code
+from ..params import AuditOptions, Report, Tell
+from .audit_repair import repaired
+from .confirm import confirmed
+from .findings import OF_THE_LAKE, Candidates, Finding, FindingKind
+
+if TYPE_CHECKING:
+    from .audit_lake import AuditedLake
+
+#: Ids that the report names of each kind.
+NAMED = 10
+
+
+def conclude(
+    store: RedisStore,
+    candidates: Candidates,
+    options: AuditOptions,
+    report: Report,
+    tell: Tell,
+    lake: AuditedLake | None = None,
+) -> Counter[FindingKind]:
+    """Check candidates again after the pause, repair them if that is wanted, and say in the report
+    what was found and done. Returns how many are left."""
+    found = candidates.found
+    if found:
+        tell(f"{len(found):,} candidates; checking again in {options.pause:g} s")
+        sleep(options.pause)
+    real = confirmed(store, [one for one in found if one.kind not in OF_THE_LAKE])
+    of_lake = lake.confirmed([one for one in found if one.kind in OF_THE_LAKE]) if lake else []
+    mended = []
+    if options.repair:
+        by = options.by or report.job
+        mended = repaired(store, real, by) + (lake.repaired(of_lake, by, report) if lake else [])
+    real += of_lake
+    report.figures |= {"confirmed": len(real), "repaired": len(mended)}
+    report.code = Code.DIFFERENT if real else Code.DONE
+    return _told(candidates.counts, real, mended, options, report)
+
+
+def _told(
+    counts: Mapping[FindingKind, int],
+    real: Sequence[Finding],
+    mended: Sequence[Finding],
+    options: AuditOptions,
+    report: Report,
+) -> Counter[FindingKind]:
+    """Add the table and the problems; how many are left of each kind."""
+    rows, left = [], Counter[FindingKind]()
+    done = Counter(one.kind for one in mended)
+    for kind in FindingKind:
+        found = counts.get(kind, 0)
+        names = [one.name for one in real if one.kind == kind]
+        if not found and not names:
+            continue
+        of_kind = {"found": found, "confirmed": len(names), "repaired": done[kind]}
+        rows.append({"difference": kind.value, **of_kind, "ids": names[:NAMED]})
+        # Those beyond the limit have not been checked again, and are probably real.
+        left[kind] = len(names) - done[kind] + max(0, found - options.most)
+        if found > options.most:
+            report.problems.append(
+                f"{kind.value}: only {options.most:,} of {found:,} candidates were checked again. "
+                "Run it once more."
+            )
+        if options.repair and len(names) > done[kind]:
+            report.problems.append(
+                f"{kind.value}: {len(names) - done[kind]:,} were not repaired; "
+                "docs/pipeline/audit.md says what you can do by hand."
+            )
+    report.rows = tuple(rows)
+    return left
+
+
+def note_left(left: Counter[FindingKind]) -> None:
+    """Keep how much an audit of all topics has left, for the kind "audit" of ALERTS."""
+    kinds = json.dumps({kind.value: count for kind, count in left.items() if count})
+    AuditRun.objects.create(findings=left.total(), kinds=kinds)
