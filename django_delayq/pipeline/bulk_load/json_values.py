@@ -29,19 +29,13 @@ NOT_JSON = "has a value that JSON has not (NaN, infinite, not UTF-8)"
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether its values are texts."""
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether its values are bytes."""
-    return bool(
-        pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-        or pa.types.is_binary_view(kind)
-    )
+    plain = (pa.binary(), pa.large_binary(), pa.binary_view())
+    return kind in plain or bool(pa.types.is_fixed_size_binary(kind))
 
 
 def is_whole(kind: pa.DataType) -> bool:
@@ -49,23 +43,20 @@ def is_whole(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind))
 
 
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether JSON has each of its values."""
+    return is_whole(kind) or is_text(kind) or kind in (pa.bool_(), pa.null())
+
+
 def check_type(kind: pa.DataType, what: str) -> None:
     """Raise Refused, with the fix, when values of this type would not come back from JSON as they
     were."""
     for name, part in _leaves(kind):
-        plain = (
-            is_whole(part)
-            or is_text(part)
-            or pa.types.is_floating(part)
-            or pa.types.is_boolean(part)
-            or pa.types.is_null(part)
-        )
-        if not plain:
-            fix = next(
-                (fix for start, fix in _FIXES.items() if str(part).startswith(start)), "as text"
-            )
+        if not (_is_exact(part) or pa.types.is_floating(part)):
+            fixes = (fix for start, fix in _FIXES.items() if str(part).startswith(start))
             raise Refused(
-                f"{what}{name} is of type {part}, which JSON cannot carry unchanged. Give it {fix}."
+                f"{what}{name} is of type {part}, which JSON cannot carry unchanged. Give it "
+                f"{next(fixes, 'as text')}."
             )
 
 
@@ -119,7 +110,7 @@ def true_at(mask: pa.Array) -> list[int]:
 def not_json(column: pa.Array, values: list[Any]) -> list[int]:
     """Which of these values of the column JSON does not have."""
     kind = column.type
-    if is_whole(kind) or is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+    if _is_exact(kind):
         return []
     if pa.types.is_floating(kind):
         return true_at(pc.invert(pc.is_finite(column)))
@@ -143,12 +134,3 @@ def object_texts(structs: pa.Array) -> pa.Array:
         for at, value in enumerate(values)
     ]
     return pa.array(texts, pa.string())
-
-
-def string_texts(strings: pa.Array) -> pa.Array:
-    """Each text as a JSON string; null for null and for what is not UTF-8."""
-    values, _ = values_of(strings)
-    return pa.array(
-        [None if value is None else msgspec.json.encode(value).decode() for value in values],
-        pa.string(),
-    )

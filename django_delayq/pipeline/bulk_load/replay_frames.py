@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -22,9 +22,15 @@ from .message_frames import arrow_function, id_column
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
 
 
-class _LetterArguments(msgspec.Struct):
-    args: list[msgspec.Raw] = []
-    kwargs: dict[str, msgspec.Raw] = {}
+class _RawBody(msgspec.Struct, omit_defaults=True):
+    """The body of a message; the values stay byte by byte as they are archived."""
+
+    args: list[msgspec.Raw]
+    kwargs: dict[str, msgspec.Raw]
+    key: str | None = None
+    headers: msgspec.Raw = msgspec.Raw()
+    max_attempts: int | None = None
+    replay_of: int | None = None
 
 
 def selected_letters(frame: DataFrame, where: str) -> DataFrame:
@@ -75,12 +81,13 @@ def replays(
     unkeyed = F.concat(F.lit(f"{options.job}\0"), F.col("topic"))
     owner = F.when(keyed, F.col("topic")).otherwise(unkeyed)
     name = F.when(keyed, F.col("key")).otherwise(F.col("id").cast("string"))
-    merge = arrow_function(_merger(options.tasks), T.StringType())
+    more = map(F.col, ("id", "key", "headers", "max_attempts"))
+    bodies = arrow_function(_body_maker(options.tasks), T.StringType())
     known = frame.withColumns(
         {
             "newest": F.max("id").over(Window.partitionBy("message_id")),
             "identity": id_column(owner, name),
-            "arguments": merge(F.col("body"), F.col("task"), edits),
+            "made": bodies(F.col("task"), F.col("body"), edits, *more),
         }
     )
     redaction = F.try_variant_get("parsed", "$.redaction", "string")
@@ -94,19 +101,17 @@ def replays(
         (keyed & wrong_id, "undecodable"),
         (F.coalesce(redaction, F.lit("")) != "", "redacted"),
         (keyed & (F.col("id") < F.col("newest")), "newer one with this key"),
-        (F.col("arguments").isNull(), "arguments refused"),
+        (F.col("made").isNull() | (F.octet_length("made") > body_limit), "arguments refused"),
     ]
     fault = F.coalesce(*[F.when(condition, F.lit(why)) for condition, why in faults])
-    made = known.select(
+    closed = F.when(F.col("standing") != OPEN, F.col("standing"))
+    return known.select(
         F.col("id").alias("origin"), "topic", F.col("identity").alias("id"),
         F.lit(None).cast("long").alias("due_ms"),
-        F.lit("").alias("expires"), _header(options.tasks).alias("header"), _body().alias("body"),
-        "standing", fault.alias("fault"),
+        F.lit("").alias("expires"), _header(options.tasks).alias("header"),
+        F.col("made").alias("body"), fault.alias("fault"),
+        F.coalesce(closed, fault).alias("reason"),
     )  # fmt: skip
-    too_large = F.when(F.octet_length("body") > body_limit, F.lit("arguments refused"))
-    closed = F.when(F.col("standing") != OPEN, F.col("standing"))
-    fault = F.coalesce("fault", too_large)
-    return made.withColumns({"fault": fault, "reason": F.coalesce(closed, fault)}).drop("standing")
 
 
 def _header(tasks: Sequence[TaskSpec]) -> Column:
@@ -119,21 +124,6 @@ def _header(tasks: Sequence[TaskSpec]) -> Column:
     flags = F.col("priority") + F.lit(VERSION << 4) + F.when(is_limited, LIMITED).otherwise(0)
     start = F.concat(F.lpad(F.hex(flags), 2, "0"), F.lpad(F.hex(F.col("ttr_ms")), 8, "0"))
     return F.unhex(F.concat(start, F.coalesce(*ends, F.lit(""))))
-
-
-def _body() -> Column:
-    """The arguments as they are archived, byte by byte except for the edits, and the other fields
-    of the body."""
-    arguments = F.col("arguments")
-    key = F.when(
-        F.col("key") != "",
-        F.concat(F.lit(',"key":'), _string_text(F.col("key"))),
-    )
-    headers = F.when(F.col("headers") != "", F.concat(F.lit(',"headers":'), F.col("headers")))
-    attempts = F.concat(F.lit(',"max_attempts":'), F.col("max_attempts").cast("string"))
-    more = [F.coalesce(text, F.lit("")) for text in (key, headers, attempts)]
-    origin = F.concat(F.lit(',"replay_of":'), F.col("id").cast("string"), F.lit("}"))
-    return F.concat(F.substring(arguments, F.lit(1), F.length(arguments) - 1), *more, origin)
 
 
 # Edits
@@ -167,65 +157,63 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     return arrow_function(json_values.object_texts, T.StringType())(F.struct(*columns))
 
 
-def _string_text(column: Column) -> Column:
-    """As a JSON string."""
-    return arrow_function(json_values.string_texts, T.StringType())(column)
-
-
-class _Shape(NamedTuple):
+class _Shape:
     """What a task takes."""
 
-    positional: list[str]
-    """Parameters that can be given by position, in their order."""
-    named: set[str]
-    """Those that can be given by name."""
-    required: set[str]
-    open: bool
-    """Has `**kwargs`."""
+    def __init__(self, task: TaskSpec) -> None:
+        def named(*kinds: str) -> list[str]:
+            return [known.name for known in task.parameters if known.kind in kinds]
+
+        self.positional = named("positional", "both")
+        """Parameters that can be given by position, in their order."""
+        self.by_name = set(named("both", "named"))
+        self.required = {known.name for known in task.parameters if known.required}
+        self.is_open = bool(named("others"))
+        """Has `**kwargs`."""
+
+    def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the task can be called with these. How many it takes by position is not known
+        with `*args`."""
+        given, named = set(self.positional[: len(args)]), kwargs.keys()
+        complete = not given & named and given | named >= self.required
+        return complete and (self.is_open or named <= self.by_name)
 
 
-def _merger(tasks: Sequence[TaskSpec]) -> Callable[[pa.Array, pa.Array, pa.Array], pa.Array]:
-    """Puts edits into archived arguments; null for arguments that the task does not take, and for
-    those that cannot be read."""
-    shapes = {
-        task.name: _Shape(
-            [known.name for known in task.parameters if known.kind in ("positional", "both")],
-            {known.name for known in task.parameters if known.kind in ("both", "named")},
-            {known.name for known in task.parameters if known.required},
-            any(known.kind == "others" for known in task.parameters),
-        )
-        for task in tasks
-    }
+def _body_maker(tasks: Sequence[TaskSpec]) -> Callable[..., pa.Array]:
+    """Makes the bodies of the messages, with the edits; null for arguments that the task does not
+    take, and for those that cannot be read."""
+    shapes = {task.name: _Shape(task) for task in tasks}
 
-    def merge(bodies: pa.Array, names: pa.Array, edits: pa.Array) -> pa.Array:
-        rows = zip(bodies.to_pylist(), names.to_pylist(), edits.to_pylist(), strict=True)
-        return pa.array(
-            [_edited_arguments(shapes.get(name), body, changes) for body, name, changes in rows],
-            pa.string(),
-        )
+    def bodies(*columns: pa.Array) -> pa.Array:
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
+        made: list[str | None] = []
+        for task, text, edits, origin, key, headers, max_attempts in rows:
+            body = _edited_body(shapes.get(task), text, edits)
+            if body is not None:
+                body.key, body.max_attempts, body.replay_of = key or None, max_attempts, origin
+                if headers:
+                    body.headers = msgspec.Raw(headers.encode())
+            made.append(None if body is None else msgspec.json.encode(body).decode())
+        return pa.array(made, pa.string())
 
-    return merge
+    return bodies
 
 
-def _edited_arguments(shape: _Shape | None, body: str | None, edits: str | None) -> str | None:
-    if shape is None or body is None or edits is None:
+def _edited_body(shape: _Shape | None, text: str | None, edits: str | None) -> _RawBody | None:
+    if shape is None or text is None or edits is None:
         return None
     try:
-        found = msgspec.json.decode(body, type=_LetterArguments)
+        body = msgspec.json.decode(text, type=_RawBody)
         changes = msgspec.json.decode(edits, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return None
+    positional = shape.positional[: len(body.args)]
     for name, value in changes.items():
-        place = shape.positional.index(name) if name in shape.positional else len(found.args)
-        if place < len(found.args):
-            found.args[place] = value
+        if name in positional:
+            body.args[positional.index(name)] = value
         else:
-            found.kwargs[name] = value
-    # Can the task be called with these? How many it takes by position is not known with `*args`.
-    given, named = set(shape.positional[: len(found.args)]), found.kwargs.keys()
-    fits = not given & named and given | named >= shape.required
-    fits = fits and (shape.open or named <= shape.named)
-    return msgspec.json.encode(found).decode() if fits else None
+            body.kwargs[name] = value
+    return body if shape.fits(body.args, body.kwargs) else None
 
 
 def _check_certain(frame: DataFrame, text: str, what: str) -> None:
