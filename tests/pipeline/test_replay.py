@@ -14,7 +14,7 @@ from django.utils import timezone as django_timezone
 
 from django_delayq.core.message import Record, decode_body, key_id, limit_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
-from django_delayq.pipeline.bulk_load import replay, replay_marks
+from django_delayq.pipeline.bulk_load import replay
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.params import ParameterSpec, Params, Storage, TaskSpec
@@ -199,8 +199,8 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origins = {dead().pk for _ in range(7)}
-    monkeypatch.setattr(replay_marks, "BATCH", 3)
-    real = replay_marks.mark_replayed
+    monkeypatch.setattr(replay, "BATCH", 3)
+    real = replay.mark_replayed
     calls = []
 
     def killed(rows: Any, given: Any) -> int:
@@ -210,7 +210,7 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
         return real(rows, given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replay_marks, "mark_replayed", killed)
+        patch.setattr(replay, "mark_replayed", killed)
         with pytest.raises(KeyboardInterrupt):
             job()
     assert len(live(crowd)) == 7 and len(marks()) == 3
@@ -251,7 +251,7 @@ def test_a_letter_that_is_discarded_between_two_runs_lets_the_rest_go_on(
 ) -> None:
     older, newest, other = dead(key="k"), dead(key="k"), dead()
     with monkeypatch.context() as patch:
-        patch.setattr(replay_marks, "mark_origins", lambda *given: 1 / 0)
+        patch.setattr(replay, "_mark_origins", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             job()
     ArchivedMessage.objects.filter(pk=newest.pk).update(discarded_at=django_timezone.now())
@@ -271,7 +271,7 @@ def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: 
     inside = dead()
     dead(finished_at=LONG_AGO + timedelta(hours=2))
     settings.USE_TZ = False
-    found = replay_marks.ids_of_open(
+    found = replay.ids_of_open(
         LONG_AGO - timedelta(hours=1), LONG_AGO + timedelta(hours=1), "crowd", 10**12
     )
     assert found == (inside.pk - 1, inside.pk)
@@ -279,9 +279,9 @@ def test_a_period_is_found_also_without_time_zones(crowd: RedisStore, settings: 
 
 def test_only_ids_from_the_first_open_letter_on_are_read(crowd: RedisStore) -> None:
     def ids() -> tuple[int, int]:
-        return replay_marks.ids_of_open(None, None, "", 10**12)
+        return replay.ids_of_open(None, None, "", 10**12)
 
-    assert replay_marks.ids_of_open(None, None, "", 77) == (0, 77)
+    assert replay.ids_of_open(None, None, "", 77) == (0, 77)
     closed = dead(replayed_at=django_timezone.now(), replayed_by=UUID(int=5))
     assert ids() == (closed.pk - 1, closed.pk)
     dead(state="acked")

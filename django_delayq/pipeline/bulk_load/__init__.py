@@ -8,6 +8,6 @@ from __future__ import annotations
 
 __all__ = [
     "json_values", "loads", "message_frames", "messages", "pieces", "replay", "replay_frames",
-    "replay_marks", "row_files", "row_messages", "schedule", "schedule_source", "scheduling",
-    "send_file", "task_specs",
+    "row_files", "row_messages", "schedule", "schedule_source", "scheduling", "send_file",
+    "task_specs",
 ]  # fmt: skip

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import transaction
+from django.db.models import Max, Min
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from ...archive.selection import Selection
 from ...core.chunks import chunked
-from ...core.conf import DEFAULT_TOPIC, Settings, check_name
+from ...core.conf import DEFAULT_TOPIC, check_name, get_settings
 from ...core.message import task_code
+from ...models import ArchivedMessage, Final, OperatorAction
+from ...operators.replayer import mark_replayed
 from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.store import RedisStore
@@ -26,7 +32,7 @@ from ..lake.watermark import last_settled_id
 from ..params import Params, ReplayOptions, Report, Tell
 from ..sinks.loader import LoadSpec
 from ..sources.archive_source import finished_between, read_archive
-from . import loads, message_frames, replay_frames, replay_marks
+from . import loads, message_frames, replay_frames
 from .messages import LoadTotals
 
 #: Rows that SQL took later than so many seconds ago may still get a smaller id: they are for
@@ -46,7 +52,8 @@ class _Letters(NamedTuple):
     good: LoadTotals
     """Those of them that are open."""
     skipped: Counter[str]
-    topics: Sequence[str]
+    partitions: Sequence[Partition]
+    """All of the topics of those that are open."""
     cells: int
     """Splits of all partitions of all topics that are declared."""
 
@@ -60,7 +67,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("reading the dead letters")
         ids = _ids(params, fences)
-        letters = _read(spark, params, store.client.settings, ids)
+        letters = _read(spark, params, options, store, ids)
         try:
             # What may not differ between two runs of a job. The fence skips what is below its
             # marks, sent or not: a letter that is selected only later would count as sent.
@@ -74,7 +81,15 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
                 "hash": letters.fit.hash,
             }  # fmt: skip
             fences.check(fingerprint)
-            return _run(params, letters, fingerprint, store, tell)
+            left_alone = sorted(letters.skipped.items())
+            report = Report(
+                job="replay", rows=[{"left alone": why, "rows": count} for why, count in left_alone]
+            )
+            report.figures["selected"] = letters.good.rows + letters.skipped.total()
+            report.figures["to replay"] = letters.good.rows
+            if letters.good.rows and not params.dry_run:
+                _replay(params, letters, fingerprint, store, report, tell)
+            return report
         finally:
             letters.made.unpersist()
 
@@ -88,16 +103,29 @@ def _ids(params: Params, fences: loads.Fences) -> tuple[int, int]:
         if {"first", "last"} <= found.keys():
             return found["first"], found["last"]
     since, until = params.period()
-    return replay_marks.ids_of_open(since, until, params.topic, last_settled_id(SETTLE))
+    return ids_of_open(since, until, params.topic, last_settled_id(SETTLE))
+
+
+def ids_of_open(
+    since: datetime | None, until: datetime | None, topic: str, last: int
+) -> tuple[int, int]:
+    """The ids (lo, hi] of the dead letters of the period and topic up to `last`, from the first one
+    that is open on."""
+    selection = Selection(state=Final.DEAD, topic=topic, since=since, until=until)
+    ids = selection.rows().filter(pk__lte=last).aggregate(first=Min("pk"), last=Max("pk"))
+    if ids["last"] is None:
+        return 0, last
+    still_open = selection.narrowed(open=True).rows().filter(pk__lte=last)
+    return (still_open.aggregate(first=Min("pk"))["first"] or ids["first"]) - 1, ids["last"]
 
 
 def _read(
     spark: SparkSession,
     params: Params,
-    settings: Settings,
+    options: ReplayOptions,
+    store: RedisStore,
     ids: tuple[int, int],
 ) -> _Letters:
-    options = params.options(ReplayOptions)
     since, until = params.period()
     if options.source == "archive":
         found = replay_frames.with_standing(
@@ -113,11 +141,9 @@ def _read(
         sql = read_archive(spark, params.database, ids, columns).where(F.col("state") == "dead")
         standing = replay_frames.with_standing(sql).select("id", "standing")
         chosen = chosen.join(standing, "id", "left").fillna(replay_frames.GONE, ["standing"])
-    topics = {task.topic for task in options.tasks} | set(settings.topics) | {DEFAULT_TOPIC}
-    counts = {
-        topic: settings.topics[topic].partitions if topic in settings.topics else 1
-        for topic in sorted(topics)
-    }
+    settings = store.client.settings
+    topics = {*(task.topic for task in options.tasks), *settings.topics, DEFAULT_TOPIC}
+    counts = {topic: store.topics.configured(topic) for topic in sorted(topics)}
     replays = replay_frames.replays(chosen, options, list(counts), settings.body_limit)
     placed = message_frames.placed(message_frames.with_hashes(replays), counts, options.splits)
     cells = options.splits * sum(counts.values())
@@ -130,7 +156,9 @@ def _read(
         if row["reason"] is not None:
             skipped[row["reason"]] += row["rows"]
     whole = _total([row for row in sums if row["fit"]])
-    return _Letters(made, whole, _total(good), skipped, sorted(row["topic"] for row in good), cells)
+    used = sorted(row["topic"] for row in good)
+    partitions = [Partition(topic, number) for topic in used for number in range(counts[topic])]
+    return _Letters(made, whole, _total(good), skipped, partitions, cells)
 
 
 def _total(found: Sequence[Any]) -> LoadTotals:
@@ -140,30 +168,18 @@ def _total(found: Sequence[Any]) -> LoadTotals:
     )  # fmt: skip
 
 
-def _run(
+def _replay(
     params: Params,
     letters: _Letters,
-    fingerprint: dict[str, Any],
+    fingerprint: Mapping[str, Any],
     store: RedisStore,
+    report: Report,
     tell: Tell,
-) -> Report:
+) -> None:
+    """Write the messages and mark their origins."""
     options = params.options(ReplayOptions)
-    report = Report(
-        job="replay",
-        rows=[{"left alone": why, "rows": n} for why, n in sorted(letters.skipped.items())],
-    )
-    report.figures = {
-        "selected": letters.good.rows + letters.skipped.total(),
-        "to replay": letters.good.rows,
-    }
-    if params.dry_run or not letters.good.rows:
-        return report
-    counts = {topic: store.topics.configured(topic) for topic in letters.topics}
-    partitions = [
-        Partition(topic, number) for topic, count in counts.items() for number in range(count)
-    ]
-    fences = loads.Fences(store, options.job, partitions)
-    if note := loads.check_memory(store, letters.good, 0, len(partitions)):
+    fences = loads.Fences(store, options.job, letters.partitions)
+    if note := loads.check_memory(store, letters.good, 0, len(letters.partitions)):
         report.problems.append(note)
     tell(f"writing {letters.good.rows:,} messages")
     good = letters.made.where(F.col("reason").isNull())
@@ -178,34 +194,47 @@ def _run(
         lambda load: message_frames.write(columns, params.redis, load), spec, options.delay_ms
     )
     tell("marking the origins")
+    parts = -(-letters.good.rows // LINKS)
+    marked, key_live = _mark_origins(params, good, parts, store)
+    report.figures |= {"marked": marked, "key live": key_live}
+
+
+def _mark_origins(
+    params: Params, good: DataFrame, parts: int, store: RedisStore
+) -> tuple[int, int]:
+    """Write into open origins which message replays them, with one OperatorAction for the whole
+    job. It can be repeated. The driver holds one of the parts at a time.
+
+    Returns how many were marked, and how many stay open because another message has their key.
+    """
+    options, marked, kept = params.options(ReplayOptions), 0, 0
     conditions = {
         "since": params.since, "until": params.until, "topic": params.topic, "where": options.where,
     }  # fmt: skip
     words = [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
-
-    links = _links(good, letters.good.rows, store, options.job)
-    marked, key_live = replay_marks.mark_origins(options, ", ".join(words), links)
-    report.figures |= {"marked": marked, "key live": key_live}
-    return report
-
-
-def _links(
-    good: DataFrame, rows: int, store: RedisStore, job: str
-) -> Iterator[tuple[int, UUID | None]]:
-    """Origin and message of each row, by origin; None for a key that another message has. The
-    driver holds one part of them at a time."""
-    parts = -(-rows // LINKS)
-    columns = good.select("origin", "id", "topic", "partition")
-    arranged = columns.repartitionByRange(parts, "origin").sortWithinPartitions("origin")
-    for page in chunked(arranged.toLocalIterator(), BATCH):
+    mine = OperatorAction.objects.filter(action="replay", job=options.job).order_by("pk")
+    action = mine.first() or OperatorAction.new(
+        "replay", options.by, options.reason, job=options.job, selection=", ".join(words)
+    )
+    still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
+    links = good.select("origin", "id", "topic", "partition").repartitionByRange(parts, "origin")
+    for page in chunked(links.sortWithinPartitions("origin").toLocalIterator(), BATCH):
         places = defaultdict(list)
         for row in page:
             places[Partition(row["topic"], row["partition"])].append(bytes(row["id"]))
         left = {
             identity
             for partition, ids in places.items()
-            for identity in store.bulk_load.left(partition, job, ids)
+            for identity in store.bulk_load.left(partition, options.job, ids)
         }
-        for row in page:
-            identity = bytes(row["id"])
-            yield row["origin"], None if identity in left else UUID(bytes=identity)
+        given = {
+            row["origin"]: UUID(bytes=bytes(row["id"])) for row in page if row["id"] not in left
+        }
+        kept += len(page) - len(given)
+        with transaction.atomic(using=get_settings().database):
+            action.add(0)  # a write first: see bulk_run.BulkRun.open
+            count = mark_replayed(still_open, given)
+            action.add(count)
+        marked += count
+    action.finish()
+    return marked, kept
