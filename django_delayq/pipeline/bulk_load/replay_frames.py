@@ -49,13 +49,7 @@ def selected_letters(frame: DataFrame, where: str) -> DataFrame:
     )
     if not where.strip():
         return parsed
-    try:
-        found = parsed.where(F.expr(where))
-        found.schema  # noqa: B018 - Spark Connect has not looked at it before
-    except PySparkException as error:
-        raise Refused(f"The condition {where!r:.200} does not fit: {_first_line(error)}") from error
-    _check_certain(parsed, where, f"The condition {where!r:.200}")
-    return found
+    return _checked(DataFrame.where, parsed, where, f"The condition {where!r:.200}")
 
 
 def with_standing(frame: DataFrame) -> DataFrame:
@@ -137,14 +131,8 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
         parameters = [parameter for task in tasks for parameter in task.parameters]
         if not any(known.kind == "others" or known.name == name for known in parameters):
             raise Refused(f"The edit of {name!r} fits no task: none has such a parameter.")
-        try:
-            edited = frame.select(F.expr(text).alias(name))
-            kind = edited.schema[name].dataType
-        except PySparkException as error:
-            raise Refused(
-                f"The edit {name}={text!r:.200} does not fit: {_first_line(error)}"
-            ) from error
-        _check_certain(frame, text, f"The edit {name}={text!r:.200}")
+        edited = _checked(DataFrame.select, frame, text, f"The edit {name}={text!r:.200}")
+        kind = edited.schema[0].dataType
         if isinstance(kind, T.VariantType):
             raise Refused(
                 f"The edit of {name!r} is a variant, which may have any type. Say which: "
@@ -207,18 +195,25 @@ def _edited_body(shape: _Shape | None, text: str | None, edits: str | None) -> _
         changes = msgspec.json.decode(edits, type=dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return None
-    positional = shape.positional[: len(body.args)]
     for name, value in changes.items():
-        if name in positional:
+        if name in (positional := shape.positional[: len(body.args)]):
             body.args[positional.index(name)] = value
         else:
             body.kwargs[name] = value
     return body if shape.fits(body.args, body.kwargs) else None
 
 
-def _check_certain(frame: DataFrame, text: str, what: str) -> None:
-    """Raise Refused for an expression that is not deterministic: Spark takes none as the condition
-    of a join."""
+def _checked(
+    use: Callable[[DataFrame, Column], DataFrame], frame: DataFrame, text: str, what: str
+) -> DataFrame:
+    """The frame with the expression in use. Raises Refused for one that does not fit, and for one
+    that is not deterministic: Spark takes none as the condition of a join."""
+    try:
+        used = use(frame, F.expr(text))
+        used.schema  # noqa: B018 - Spark Connect has not looked at it before
+    except PySparkException as error:
+        first_line = str(error).partition("\n")[0].partition(" SQLSTATE")[0]
+        raise Refused(f"{what} does not fit: {first_line}") from error
     other = frame.sparkSession.range(1).toDF("delayq_other")
     try:
         frame.join(other, F.expr(text).isNotNull()).schema  # noqa: B018
@@ -229,7 +224,4 @@ def _check_certain(frame: DataFrame, text: str, what: str) -> None:
             f"{what} has another value each time it is read, but every run must select the same. "
             "Do without rand()."
         ) from error
-
-
-def _first_line(error: PySparkException) -> str:
-    return str(error).partition("\n")[0].partition(" SQLSTATE")[0]
+    return used
