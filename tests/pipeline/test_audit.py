@@ -22,6 +22,8 @@ from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.params import Params, Report, Storage, ignore
+from django_delayq.store.keys import Partition
+from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.hands import ORDERS, Hands
@@ -188,14 +190,18 @@ def confirmed(store: RedisStore, *found: Finding) -> list[Finding]:
 
 def of_row(kind: FindingKind, row: ArchivedMessage) -> Finding:
     return Finding(
-        kind, row.topic, 0, row.message_id.hex, int.from_bytes(damage.stamp_of(row), "big")
+        kind,
+        Partition(row.topic, 0),
+        Life(row.message_id.bytes, int.from_bytes(damage.stamp_of(row), "big")),
     )
 
 
 def test_what_has_just_been_sent_is_not_lost(world: World) -> None:
     message_id = damage.lost(world)
     row = OutboxMessage.objects.get(message_id=message_id)
-    found = Finding(FindingKind.LOST, "default", None, message_id, row.enqueued_at_us)
+    found = Finding(
+        FindingKind.LOST, damage.DEFAULT, Life(bytes.fromhex(message_id), row.enqueued_at_us)
+    )
     assert confirmed(world.store, found) == [found]
     OutboxMessage.objects.update(relay_at_ms=int(world.store.clock_ms()) + 60_000)
     assert confirmed(world.store, found) == []
@@ -205,7 +211,7 @@ def test_what_has_ended_meanwhile_is_not_lost(world: World) -> None:
     lease = world.claimed(durable=True)
     damage.looked_at(lease.id)
     row = OutboxMessage.objects.get()
-    found = Finding(FindingKind.LOST, "default", None, lease.id.hex(), row.enqueued_at_us)
+    found = Finding(FindingKind.LOST, damage.DEFAULT, Life(lease.id, row.enqueued_at_us))
     assert confirmed(world.store, found) == []
     world.store.ack(damage.DEFAULT, [(lease, b"{}")])
     assert confirmed(world.store, found) == []
@@ -233,7 +239,7 @@ def test_an_end_with_its_entry_is_neither_lost_nor_stale(world: World) -> None:
     lease = world.ended(durable=True)
     stamp = int.from_bytes(lease.record[:8], "big")
     both = [
-        Finding(kind, "default", 0, lease.id.hex(), stamp)
+        Finding(kind, damage.DEFAULT, Life(lease.id, stamp))
         for kind in (FindingKind.LOST_END, FindingKind.STALE_END)
     ]
     assert confirmed(world.store, *both) == []
@@ -248,7 +254,7 @@ def test_a_message_that_was_moved_in_sql_has_no_lost_end(world: World) -> None:
     world.do("ZREM", "normal", message_id)
     world.do("HDEL", "messages", message_id)
     world.do("HSET", "meta", b"done:" + message_id, row.enqueued_at_us.to_bytes(8, "big"))
-    found = Finding(FindingKind.LOST_END, "default", 0, message_id.hex(), row.enqueued_at_us)
+    found = Finding(FindingKind.LOST_END, damage.DEFAULT, Life(message_id, row.enqueued_at_us))
     assert confirmed(world.store, found) == [found]
     OutboxMessage.objects.update(enqueued_at_us=row.enqueued_at_us + 1)
     assert confirmed(world.store, found) == []
@@ -256,7 +262,7 @@ def test_a_message_that_was_moved_in_sql_has_no_lost_end(world: World) -> None:
 
 def test_a_new_number_of_partitions_is_known_at_once(world: World) -> None:
     message_id = damage.wrong_partition(world)
-    found = Finding(FindingKind.WRONG_PARTITION, "crowd", 1, message_id)
+    found = Finding(FindingKind.WRONG_PARTITION, damage.CROWD, Life(bytes.fromhex(message_id), 0))
     assert confirmed(world.store, found) == [found]
     world.store.client.command("SADD", f"{world.store.client.prefix}:topics", "crowd:3")
     last = int.from_bytes(bytes.fromhex(message_id)[-4:], "big")

@@ -12,6 +12,7 @@ from django_delayq.core.message import stamp_us_of
 from django_delayq.pipeline.audit.audit_repair import repaired
 from django_delayq.pipeline.audit.findings import Finding, FindingKind
 from django_delayq.store.keys import Partition
+from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore
 from tests.pipeline import damage
 from tests.pipeline.damage import CROWD, FAR, World
@@ -30,11 +31,11 @@ def crowded(world: World) -> tuple[bytes, Partition, Finding]:
     message_id = bytes.fromhex(damage.wrong_partition(world))
     (found,) = world.store.queries.find(CROWD, [message_id])
     assert found
-    stamp_us = stamp_us_of(found.record)
+    life = Life(message_id, stamp_us_of(found.record) or 0)
     return (
         message_id,
         Partition("crowd", 0),
-        Finding(FindingKind.WRONG_PARTITION, "crowd", 1, message_id.hex(), stamp_us),
+        Finding(FindingKind.WRONG_PARTITION, CROWD, life),
     )
 
 

@@ -13,12 +13,13 @@ import time
 from contextlib import ExitStack
 from functools import reduce
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...archive.selection import newest_id
 from ...store import get_store
+from ...store.keys import Partition
+from ...store.queries import Life
 from ..lake.lake import Lake
 from ..lake.lake_source import read_lake
 from ..params import AuditOptions, Params, Report, Tell
@@ -111,5 +112,14 @@ def _collected(found: DataFrame, most: int) -> Candidates:
     parts = [found]
     if max(counts.values(), default=0) > most:
         parts = [found.where(F.col("kind") == kind.value).limit(most) for kind in counts]
-    rows = [row.asDict() for part in parts for row in part.collect()]
-    return Candidates(msgspec.convert(rows, list[Finding]), counts)
+    rows = [
+        Finding(
+            FindingKind(row["kind"]),
+            Partition(row["topic"], row["partition"] or 0),
+            Life(bytes.fromhex(row["message_id"]), row["stamp"] or 0),
+            lake=row["lake"],
+        )
+        for part in parts
+        for row in part.collect()
+    ]
+    return Candidates(rows, counts)

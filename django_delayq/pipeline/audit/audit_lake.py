@@ -33,7 +33,7 @@ _KINDS = {
 
 
 class AuditedLake:
-    """The comparison of one audit."""
+    """The comparison of one audit. Raises Refused for a lake of another archive."""
 
     def __init__(self, spark: SparkSession, params: Params) -> None:
         self.lake = Lake(params.lake)
@@ -58,7 +58,7 @@ class AuditedLake:
 
     def confirmed(self, found: Sequence[Finding]) -> list[Finding]:
         """Those rows that still differ, after a second comparison. Raises LakeError."""
-        ids = [finding.row or 0 for finding in found]
+        ids = [finding.row for finding in found]
         meant = [one for one in self._committed() if any(one.lo < pk <= one.hi for pk in ids)]
         again = set(_findings(self._compared(meant)))
         return [finding for finding in found if finding in again]
@@ -66,9 +66,7 @@ class AuditedLake:
     def repaired(self, found: Sequence[Finding], by: str, report: Report) -> list[Finding]:
         """Export rows again, all in one commit. Returns those that were; the report says it when
         the lake cannot be written."""
-        again = [
-            one for one in found if one.kind in (FindingKind.LATE_ROW, FindingKind.CHANGED_ROW)
-        ]
+        again = [finding for finding in found if finding.kind.repair]
         try:
             return recorded(again, by, self._export) if again else []
         except (LakeConflict, LakeError) as error:
@@ -77,7 +75,7 @@ class AuditedLake:
 
     def _export(self, found: Sequence[Finding]) -> list[Finding]:
         self.lake.refresh()
-        ids = [finding.row or 0 for finding in found]
+        ids = [finding.row for finding in found]
         exported = export_again(self._database, self._ledger, ids)
         return [finding for finding in found if finding.row in exported]
 
@@ -99,7 +97,7 @@ class AuditedLake:
             return list(self._committed())
         rows = Selection(since=self._since, until=self._until).rows()
         edges = rows.aggregate(first=Min("pk"), last=Max("pk"))
-        days = [f"{utc(at):%Y-%m-%d}" if at else "" for at in (self._since, self._until)]
+        days = [f"{at:%Y-%m-%d}" if at else "" for at in (self._since, self._until)]
         spans = [(one.lowest, one.highest) for one in self.lake.files(since=days[0], until=days[1])]
         if edges["first"] is not None:
             spans.append((edges["first"], edges["last"]))

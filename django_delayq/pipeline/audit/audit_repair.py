@@ -57,7 +57,7 @@ def recorded(
             **(
                 {"archived_id": finding.row}
                 if finding.kind in OF_THE_LAKE
-                else {"topic": finding.topic, "message_id": finding.message_id or None}
+                else {"topic": finding.partition.topic, "message_id": finding.name}
             ),
         ).pk
         for finding in dict.fromkeys(found)
@@ -83,7 +83,7 @@ def _mend(
     if not found:
         return []
     suspects = [finding.suspect((arguments or {}).get(finding, b"")) for finding in found]
-    words = store.repair.mend(found[0].where, found[0].kind.damage, suspects, archive)
+    words = store.repair.mend(found[0].partition, found[0].kind.damage, suspects, archive)
     return [finding for finding, mended in zip(found, words, strict=True) if mended]
 
 
@@ -93,12 +93,12 @@ def _close(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
     there = [finding for finding in found if finding.life in rows]
     records = [outbox.record_of(rows[finding.life]) for finding in there]
     entries = [
-        Entry(b"", finding.where, finding.id, State.ACKED, 0, record, b"", b"{}")
+        Entry(b"", finding.partition, finding.life.id, State.ACKED, 0, record, b"", b"{}")
         for finding, record in zip(there, records, strict=True)
     ]
     with transaction.atomic(using=get_settings().database):
         left = {entry.id for entry in closing.close(entries)}
-    return [finding for finding in there if finding.id not in left]
+    return [finding for finding in there if finding.life.id not in left]
 
 
 def _take_out(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
@@ -112,9 +112,9 @@ def _without_record(store: RedisStore, found: Sequence[Finding]) -> list[Finding
     sent = {
         life.id: row for life, row in outbox_rows(found).items() if row.status == OutboxStatus.SENT
     }
-    promised = _mend(store, [one for one in found if one.id in sent], archive="none")
-    relay.send_again(store, [sent[finding.id] for finding in promised])
-    return promised + _mend(store, [one for one in found if one.id not in sent])
+    promised = _mend(store, [one for one in found if one.life.id in sent], archive="none")
+    relay.send_again(store, [sent[finding.life.id] for finding in promised])
+    return promised + _mend(store, [one for one in found if one.life.id not in sent])
 
 
 def _place(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
@@ -147,10 +147,10 @@ def _move(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
     """From a partition where nobody looks for it to where it belongs today; not while it runs."""
     moved = []
     for finding in found:
-        count = store.topics.configured(finding.topic)
-        target = (partition_of(finding.topic, finding.id, count), finding.id)
-        stamp = finding.suspect().stamp
-        carried = carry(store, (finding.where, finding.id), target, stamp=stamp)
+        place, message_id = finding.partition, finding.life.id
+        count = store.topics.configured(place.topic)
+        target = (partition_of(place.topic, message_id, count), message_id)
+        carried = carry(store, (place, message_id), target, stamp=finding.suspect().stamp)
         arrive(store, target, carried)
         if carried.word == "MOVED":
             moved.append(finding)

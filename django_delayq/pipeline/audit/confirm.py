@@ -45,10 +45,11 @@ def _still_damaged(store: RedisStore, found: Sequence[Finding]) -> Iterator[Find
 def _misplaced(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     store.partitions.forget()
     for partition, findings in by_partition(found).items():
-        lives = dict(lives_in(store, partition, [finding.id for finding in findings]))
+        lives = dict(lives_in(store, partition, (finding.life.id for finding in findings)))
         for finding in findings:
-            there = finding.id in lives and finding.stamp in (None, lives[finding.id])
-            if there and partition not in store.partitions.candidates(finding.topic, finding.id):
+            topic, (message_id, stamp_us) = partition.topic, finding.life
+            there = message_id in lives and stamp_us in (0, lives[message_id])
+            if there and partition not in store.partitions.candidates(topic, message_id):
                 yield finding
 
 
@@ -66,7 +67,7 @@ def _unclosed(_: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
 def _lost(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     """Neither live nor ended in any partition, and after that not archived and still open, and not
     just being sent."""
-    nowhere = store.missing((finding.topic, finding.life) for finding in found)
+    nowhere = store.missing((finding.partition.topic, finding.life) for finding in found)
     missing = [finding for finding in found if finding.life in nowhere]
     archived, promised = lives_of(missing), outbox_rows(missing)
     now_ms = store.now_us() // 1000
@@ -88,11 +89,12 @@ def _ends(store: RedisStore, found: Sequence[Finding]) -> Iterator[Finding]:
     newest = dict(sorted(lives_of(remembered)))
     promised = dict(outbox_rows(remembered).keys())
     for finding in remembered:
-        stamp, archived = finding.stamp or 0, newest.get(finding.id, 0)
+        message_id, stamp_us = finding.life
+        archived = newest.get(message_id, 0)
         if finding.kind == FindingKind.STALE_END:
-            still_there = finding.lake or archived >= stamp
+            still_there = finding.lake or archived >= stamp_us
         else:
-            still_there = archived < stamp and promised.get(finding.id, 0) <= stamp
+            still_there = archived < stamp_us and promised.get(message_id, 0) <= stamp_us
         if still_there:
             yield finding
 
@@ -112,7 +114,7 @@ def by_partition(found: Iterable[Finding]) -> dict[Partition, list[Finding]]:
     """The findings of each partition."""
     parts: dict[Partition, list[Finding]] = defaultdict(list)
     for finding in found:
-        parts[finding.where].append(finding)
+        parts[finding.partition].append(finding)
     return parts
 
 
@@ -145,7 +147,7 @@ def archived_lives(ids: Iterable[bytes]) -> set[Life]:
 
 def lives_of(found: Iterable[Finding]) -> set[Life]:
     """The archived lives of all ids that were found."""
-    return archived_lives({finding.id for finding in found})
+    return archived_lives({finding.life.id for finding in found})
 
 
 def _archived(found: Sequence[Finding]) -> list[Finding]:
@@ -158,6 +160,6 @@ def outbox_rows(found: Iterable[Finding]) -> dict[Life, OutboxMessage]:
     """The rows of the outbox under these ids, by the lives that they are about."""
     return {
         Life(row.message_id.bytes, row.enqueued_at_us): row
-        for page in chunked(sorted({finding.message_id for finding in found}), BATCH)
-        for row in OutboxMessage.objects.filter(message_id__in=map(UUID, page))
+        for page in chunked(sorted({finding.life.id for finding in found}), BATCH)
+        for row in OutboxMessage.objects.filter(message_id__in=[UUID(bytes=one) for one in page])
     }

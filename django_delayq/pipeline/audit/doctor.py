@@ -103,9 +103,9 @@ def _of_outbox(store: RedisStore, rows: Sequence[OutboxMessage]) -> Iterator[Fin
     archived = archived_lives({life.id for life in lives})
     for life, row in lives.items():
         if life in archived:
-            yield _finding(FindingKind.UNCLOSED, Partition(row.topic, 0), life)
+            yield Finding(FindingKind.UNCLOSED, Partition(row.topic, 0), life)
         elif life in missing:
-            yield _finding(FindingKind.LOST, Partition(row.topic, 0), life)
+            yield Finding(FindingKind.LOST, Partition(row.topic, 0), life)
 
 
 def _of_structure(
@@ -132,9 +132,9 @@ def _of_ids(
     what is archived."""
     topic, number = partition
     for message_id, stamp_us, damages in store.repair.diagnose(partition, ids):
+        life = Life(message_id, stamp_us or 0)
         for damage in damages:
-            kind = FindingKind.of_damage(damage)
-            yield Finding(kind, topic, number, message_id.hex(), stamp_us)
+            yield Finding(FindingKind.of_damage(damage), partition, life)
     counts = store.partitions.counts(topic)
     strays = [
         message_id
@@ -142,12 +142,12 @@ def _of_ids(
         if all(int.from_bytes(message_id[-4:], "big") % count != number for count in counts)
     ]
     for life in lives_in(store, partition, strays):
-        yield _finding(FindingKind.WRONG_PARTITION, partition, life)
+        yield Finding(FindingKind.WRONG_PARTITION, partition, life)
     if waits:
         past = archived_lives(ids)  # SQL first: there are few records to read then
         for life in lives_in(store, partition, sorted({life.id for life in past})):
             if life in past:
-                yield _finding(FindingKind.LIVE_AGAIN, partition, life)
+                yield Finding(FindingKind.LIVE_AGAIN, partition, life)
 
 
 def _of_ends(store: RedisStore, structure: Structure) -> Iterator[tuple[int, Iterable[Finding]]]:
@@ -160,17 +160,7 @@ def _of_ends(store: RedisStore, structure: Structure) -> Iterator[tuple[int, Ite
         stale = {life for life in lives if newest.get(life.id, -1) >= life.stamp_us}
         if lives != stale and told is None:
             told = store.repair.finished_lives(partition)
-        yield (
-            len(rows),
-            [
-                *(_finding(FindingKind.STALE_END, partition, life) for life in sorted(stale)),
-                *(
-                    _finding(FindingKind.LOST_END, partition, life)
-                    for life in sorted(lives - stale - (told or set()))
-                ),
-            ],
-        )
-
-
-def _finding(kind: FindingKind, partition: Partition, life: Life) -> Finding:
-    return Finding(kind, partition.topic, partition.number, life.id.hex(), life.stamp_us)
+        lost = lives - stale - (told or set())
+        found = [Finding(FindingKind.STALE_END, partition, life) for life in sorted(stale)]
+        found += [Finding(FindingKind.LOST_END, partition, life) for life in sorted(lost)]
+        yield len(rows), found

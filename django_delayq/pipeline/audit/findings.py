@@ -92,40 +92,23 @@ class Finding(msgspec.Struct, frozen=True):
     """One kind, in one message or row."""
 
     kind: FindingKind
-    topic: str = ""
-    partition: int | None = None
-    message_id: str = ""
-    stamp: int | None = None
-    """enqueued_at in microseconds: with the id it names one life."""
-    row: int | None = None
+    partition: Partition = Partition("", 0)
+    life: Life = Life(b"", 0)
+    """Stamp 0: whatever life is under this id."""
+    row: int = 0
     """Id in the archive."""
     lake: bool = False
     """Whether only the lake knows its end."""
 
     @property
-    def id(self) -> bytes:
-        """The id of the message."""
-        return bytes.fromhex(self.message_id)
-
-    @property
-    def life(self) -> Life:
-        """Id and stamp."""
-        return Life(self.id, self.stamp or 0)
-
-    @property
-    def where(self) -> Partition:
-        """Topic and partition; without a partition the first."""
-        return Partition(self.topic, self.partition or 0)
-
-    @property
     def name(self) -> str:
         """How the report names it."""
-        return str(self.row) if self.kind in OF_THE_LAKE else self.message_id
+        return str(self.row) if self.kind in OF_THE_LAKE else self.life.id.hex()
 
     def suspect(self, argument: bytes = b"") -> Suspect:
         """The message as Redis checks and mends it."""
-        stamp = b"" if self.stamp is None else self.stamp.to_bytes(8, "big")
-        return Suspect(self.id, stamp, argument)
+        stamp = self.life.stamp_us.to_bytes(8, "big") if self.life.stamp_us else b""
+        return Suspect(self.life.id, stamp, argument)
 
 
 class Candidates(NamedTuple):
