@@ -122,7 +122,8 @@ def test_chosen_columns_come_alone_and_rows_in_parts(spark: Any, database: Datab
 def test_big_records_make_small_batches(database: Database) -> None:
     put(300, record=b"x" * 200_000)
     schema = schemas.chosen(schemas.OUTBOX, ["topic", "record"])
-    batches = list(table_reader.read_rows(database, schema, (0, 2**62), table=database.outbox))
+    database = msgspec.structs.replace(database, table=database.outbox)
+    batches = list(table_reader.read_rows(database, schema, (0, 2**62)))
     assert sum(batch.num_rows for batch in batches) == 300
     assert max(batch.nbytes for batch in batches) <= max(
         3 * table_reader.CHUNK, table_reader.FIRST * 200_100

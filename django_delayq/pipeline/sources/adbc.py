@@ -42,7 +42,7 @@ def driver(vendor: str) -> Any:
 
 
 def postgresql_batches(
-    database: Database, table: str, schema: pa.Schema, ids: Range
+    database: Database, schema: pa.Schema, ids: Range
 ) -> Iterator[pa.RecordBatch]:
     """As table_reader.read_rows(). Raises DatabaseUnavailable, and ADBC's errors."""
     from psycopg.conninfo import make_conninfo
@@ -70,7 +70,7 @@ def postgresql_batches(
         if role := database.options.get("assume_role"):
             cursor.execute(f"SET LOCAL ROLE {quote(role)}")
         cursor.adbc_statement.set_options(**{_BYTES_OF_BATCH: str(CHUNK)})
-        cursor.execute(f"SELECT {columns} FROM {quote(table)} {where}")
+        cursor.execute(f"SELECT {columns} FROM {quote(database.table)} {where}")
         for batch in cursor.fetch_record_batch():
             yield batch.cast(schema)
 

@@ -29,7 +29,7 @@ from .. import schemas
 from ..params import Database
 from ..source_options import encoded, number_of, read_option, seconds_of
 from . import ranges
-from .databases import connected
+from .databases import connected, select_rows
 from .ranges import PARTS, Range
 from .settling import last_settled
 from .table_reader import read_rows
@@ -111,7 +111,6 @@ class RangeReader(DataSourceReader):
     def __init__(self, schema: pa.Schema, options: Mapping[str, str]) -> None:
         self._schema = schema
         self._database = read_option(options, "database", Database)
-        self._table = self._database.table
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
         self._parts = max(1, number_of(options, "parts") or PARTS)
         self._reader = options.get("reader", "auto")
@@ -120,17 +119,14 @@ class RangeReader(DataSourceReader):
         """Ranges of ids, with about as many rows each."""
         lo, hi = self._lo, self._hi
         if lo is None or hi is None:
-            first, last = ranges.range_of_all(self._database, table=self._table)
+            first, last = ranges.range_of_all(self._database)
             lo, hi = first if lo is None else lo, last if hi is None else hi
-        found = ranges.edges(self._database, (lo, hi), self._parts, table=self._table)
+        found = ranges.edges(self._database, (lo, hi), self._parts)
         return [InputPartition(ids) for ids in found or [(0, 0)]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
-        ids = partition.value
-        yield from read_rows(
-            self._database, self._schema, ids, table=self._table, reader=self._reader
-        )
+        yield from read_rows(self._database, self._schema, partition.value, reader=self._reader)
 
 
 class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -167,24 +163,24 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """This run takes the rows that are settled now, and no others."""
-        with connected(self._database, plain=True) as connection:
-            self._target = last_settled(connection.django, self._database.table, self._settle)
+        with connected(self._database) as connection:
+            self._target = last_settled(connection, self._database.table, self._settle)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """The end of the next micro-batch, never beyond the settled rows: another row may still
         appear below an id that is not settled."""
         table = self._database.table
-        with connected(self._database, plain=True) as connection:
+        with connected(self._database) as connection:
             last = self._target
             if last is None:
-                last = last_settled(connection.django, table, self._settle)
+                last = last_settled(connection, table, self._settle)
             page = (
-                f"SELECT id FROM {connection.quote(table)} "
+                f"SELECT id FROM {connection.ops.quote_name(table)} "
                 f"WHERE id > {int(start['id'])} AND id <= {int(last)} ORDER BY id"
             )
             if isinstance(limit, ReadMaxRows):
-                page += f" {connection.limit(limit.max_rows)}"
-            end = connection.fetch(f"SELECT max(id) FROM ({page}) AS page")[0][0]
+                page += f" {connection.ops.limit_offset_sql(0, limit.max_rows)}"
+            ((end,),) = select_rows(connection, f"SELECT max(id) FROM ({page}) AS page")
         return {"id": start["id"] if end is None else int(end)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:

@@ -3,11 +3,10 @@ in the planner of Spark."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from django.conf import settings
@@ -28,36 +27,18 @@ _FOR_WRITERS = frozenset({"pool", "isolation_level", "transaction_mode"})
 _MADE_OF = {"postgis": "postgresql", "spatialite": "sqlite3"}
 
 
-class Connected(NamedTuple):
-    """An open connection, and how its SQL is written."""
-
-    vendor: str
-    """Of Django's backend: postgresql, mysql, sqlite, oracle or another name."""
-    fetch: Callable[[str], Sequence[tuple[Any, ...]]]
-    """All rows of a statement without parameters."""
-    quote: Callable[[str], str]
-    limit: Callable[[int], str]
-    """The clause that ends a SELECT after this number of rows."""
-    django: Any = None
-    """Django's connection; None: a connection of sqlite3."""
-
-
 @contextmanager
-def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]:
-    """A connection for reading, closed at the end. For SQLite it is read-only, and a connection of
-    Django's only with `plain`.
+def connected(database: Database) -> Iterator[Any]:
+    """A connection of Django's for reading, closed at the end. That of SQLite is read-only, so a
+    wrong path makes no new database, and gives values as they are stored.
 
     Raises DatabaseUnavailable and ConfigurationError. Neither names a password.
     """
-    is_sqlite = backend_of(database).vendor == "sqlite"
-    if is_sqlite and not plain:
-        with _sqlite(database) as connected_to_sqlite:
-            yield connected_to_sqlite
-        return
-    # Django takes an address of SQLite as a name.
-    name = address_of(database.name) if is_sqlite else database.name
-    connection = connection_to(msgspec.structs.replace(database, name=name))
-    with closing(connection):
+    entry = database
+    if backend_of(database).vendor == "sqlite":
+        options = {**database.options, "timeout": patience_of(database), "detect_types": 0}
+        entry = msgspec.structs.replace(database, name=address_of(database.name), options=options)
+    with closing(connection_to(entry)) as connection:
         try:
             connection.ensure_connection()
             if connection.vendor == "postgresql":
@@ -66,20 +47,14 @@ def connected(database: Database, *, plain: bool = False) -> Iterator[Connected]
                     cursor.execute("SET statement_timeout = 0")
         except DjangoError as error:
             raise unavailable(database, error) from None
-        with connection.cursor() as cursor:
+        yield connection
 
-            def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
-                cursor.execute(sql)
-                return cursor.fetchall()
 
-            ops = connection.ops
-            yield Connected(
-                connection.vendor,
-                fetch,
-                ops.quote_name,
-                lambda n: ops.limit_offset_sql(0, n),
-                connection,
-            )
+def select_rows(connection: Any, sql: str, *parameters: Any) -> Sequence[tuple[Any, ...]]:
+    """All rows of a statement, by a connection of Django's."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, parameters or None)
+        return cursor.fetchall()
 
 
 def connection_to(database: Database) -> Any:
@@ -140,29 +115,6 @@ def unavailable(database: Database, error: Exception) -> DatabaseUnavailable:
     return DatabaseUnavailable(
         f"The database {database.name}{place}{port} cannot be reached from here: {message}"
     )
-
-
-# SQLite
-
-
-@contextmanager
-def _sqlite(database: Database) -> Iterator[Connected]:
-    """Read-only: a wrong path is an error, and never makes a new, empty database."""
-    try:
-        connection = sqlite3.connect(
-            address_of(database.name), uri=True, timeout=patience_of(database)
-        )
-    except sqlite3.Error as error:
-        raise unavailable(database, error) from None
-    with closing(connection):
-
-        def fetch(sql: str) -> Sequence[tuple[Any, ...]]:
-            return connection.execute(sql).fetchall()
-
-        def quote(name: str) -> str:
-            return '"' + name.replace('"', '""') + '"'
-
-        yield Connected("sqlite", fetch, quote, "LIMIT {}".format)
 
 
 def patience_of(database: Database) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -57,18 +58,18 @@ class OutboxReader(RangeReader):
         super().__init__(
             pa.schema([STORED if field.name == "due_at" else field for field in schema]), options
         )
-        self._shown, self._table = schema, self._database.outbox
-        if not self._table:
+        self._shown = schema
+        if not self._database.outbox:
             raise ConfigurationError(
                 "The option `database` does not say which table its `outbox` is."
             )
+        self._database = msgspec.structs.replace(self._database, table=self._database.outbox)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range."""
+        at = self._shown.get_field_index("due_at")
         for batch in super().read(partition):
-            named = zip(self._schema.names, batch.columns, strict=True)
-            columns = [
-                column.cast(MILLISECONDS).cast(schemas.TIME) if name == "due_at_ms" else column
-                for name, column in named
-            ]
+            columns = batch.columns
+            if at >= 0:
+                columns[at] = columns[at].cast(MILLISECONDS).cast(schemas.TIME)
             yield pa.RecordBatch.from_arrays(columns, schema=self._shown)

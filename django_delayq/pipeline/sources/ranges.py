@@ -10,10 +10,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..params import Database
-from .databases import Connected, connected
+from .databases import connected, select_rows
 
 Range = tuple[int, int]
 """lo < id <= hi."""
@@ -43,7 +43,7 @@ class IdSpan(NamedTuple):
         return self.last - self.first + 1
 
 
-def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> list[Range]:
+def edges(database: Database, ids: Range, parts: int) -> list[Range]:
     """The range in at most this number of parts, without a gap between them; an empty range has
     none.
 
@@ -53,30 +53,31 @@ def edges(database: Database, ids: Range, parts: int, *, table: str = "") -> lis
     if hi <= lo:
         return []
     with connected(database) as connection:
-        spans = _spans(connection, table or database.table, ids, max(1, parts))
+        spans = _spans(connection, database.table, ids, max(1, parts))
     return list(pairwise([lo, *_cuts(spans, parts), hi]))
 
 
-def range_of_all(database: Database, *, table: str = "") -> Range:
+def range_of_all(database: Database) -> Range:
     """The range of all rows that exist now; (0, 0) for an empty table."""
     with connected(database) as connection:
-        query = f"SELECT min(id), max(id) FROM {connection.quote(table or database.table)}"
-        first, last = connection.fetch(query)[0]
+        table = connection.ops.quote_name(database.table)
+        ((first, last),) = select_rows(connection, f"SELECT min(id), max(id) FROM {table}")
     return (0, 0) if first is None else (first - 1, last)
 
 
-def _spans(connection: Connected, table: str, ids: Range, parts: int) -> list[IdSpan]:
+def _spans(connection: Any, table: str, ids: Range, parts: int) -> list[IdSpan]:
     """Spans in the order of ids, none with many rows: the one with the most rows is halved again
     and again."""
-    select, limit = f"SELECT id FROM {connection.quote(table)}", connection.limit(SAMPLE)
+    ops = connection.ops
+    select, limit = f"SELECT id FROM {ops.quote_name(table)}", ops.limit_offset_sql(0, SAMPLE)
 
     def find_span(lo: int, hi: int) -> IdSpan | None:
         """The span of the rows with lo < id <= hi; None when there are none."""
-        where = f"WHERE id > {lo} AND id <= {hi}"
-        lowest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id {limit}")]
+        where = f"{select} WHERE id > {lo} AND id <= {hi} ORDER BY id"
+        lowest = [row[0] for row in select_rows(connection, f"{where} {limit}")]
         if len(lowest) < SAMPLE:
             return IdSpan(len(lowest), lowest[0], lowest[-1]) if lowest else None
-        highest = [row[0] for row in connection.fetch(f"{select} {where} ORDER BY id DESC {limit}")]
+        highest = [row[0] for row in select_rows(connection, f"{where} DESC {limit}")]
         first, last = lowest[0], highest[0]
         # The denser end counts. A span with too high an estimate is divided further; one with too
         # low an estimate would stay as it is.

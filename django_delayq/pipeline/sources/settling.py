@@ -11,6 +11,7 @@ from typing import Any
 from django.db import DatabaseError
 
 from ..job_errors import Refused
+from .databases import select_rows
 
 logger = logging.getLogger("delayq")
 
@@ -69,7 +70,7 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
     """
     table = connection.ops.quote_name(table)
     if connection.vendor == "sqlite":  # one writer at a time: a row that is seen is settled
-        return _row(connection, f"SELECT max(id) FROM {table}")[0] or 0
+        return select_rows(connection, f"SELECT max(id) FROM {table}")[0][0] or 0
     if connection.vendor == "postgresql":
         horizon = _postgresql_horizon(connection, table, seconds)
     elif connection.vendor == "mysql":
@@ -77,28 +78,28 @@ def last_settled(connection: Any, table: str, seconds: float) -> int:
         if seconds < 1:
             time.sleep(STALE)
         try:
-            (horizon,) = _row(connection, _MYSQL, microseconds)
+            ((horizon,),) = select_rows(connection, _MYSQL, microseconds)
         except DatabaseError as error:
             logger.warning("%s (%s)", UNSEEN, error)
-            (horizon,) = _row(connection, _MYSQL_CLOCK, microseconds)
+            ((horizon,),) = select_rows(connection, _MYSQL_CLOCK, microseconds)
     else:
         raise Refused(
             f"It is not known which ids are settled on {connection.vendor}: use PostgreSQL, "
             f"MariaDB or SQLite."
         )
-    (last,) = _row(connection, f"SELECT max(id) FROM {table}")
+    ((last,),) = select_rows(connection, f"SELECT max(id) FROM {table}")
     if last is None:
         return 0
     # The first row that the database took at the horizon or later.
     below = _surely_before(connection, table, horizon, last)
     query = f"SELECT min(id) FROM {table} WHERE id > %s AND archived_at >= %s"
-    (first,) = _row(connection, query, below, horizon)
+    ((first,),) = select_rows(connection, query, below, horizon)
     if first is None:
         return int(last)
     # A row that came at the horizon or later may be committed since, while another transaction with
     # a smaller id is still open.
     query = f"SELECT max(id) FROM {table} WHERE id < %s AND archived_at < %s"
-    return _row(connection, query, first, horizon)[0] or 0
+    return select_rows(connection, query, first, horizon)[0][0] or 0
 
 
 def unseen(connection: Any) -> str:
@@ -106,7 +107,7 @@ def unseen(connection: Any) -> str:
     if connection.vendor != "mysql":
         return ""
     try:
-        _row(connection, _MYSQL_SEES)
+        select_rows(connection, _MYSQL_SEES)
     except DatabaseError:
         return UNSEEN
     return ""
@@ -114,7 +115,7 @@ def unseen(connection: Any) -> str:
 
 def _postgresql_horizon(connection: Any, table: str, seconds: float) -> datetime:
     for _ in range(TRIES):
-        horizon, unknown, standby = _row(connection, _POSTGRESQL, seconds, table)
+        ((horizon, unknown, standby),) = select_rows(connection, _POSTGRESQL, seconds, table)
         if standby:
             raise Refused(
                 "The archive's database is a standby, which does not know who writes: use the "
@@ -137,17 +138,11 @@ def _surely_before(connection: Any, table: str, horizon: datetime, top: int) -> 
     nearest = f"SELECT id, archived_at < %s FROM {table} WHERE id <= %s ORDER BY id DESC LIMIT 1"
     step = 1_000
     while step < 2 * top:
-        found = _row(connection, nearest, horizon, top - step)
-        if found is None:
+        found = select_rows(connection, nearest, horizon, top - step)
+        if not found:
             break
-        if found[1]:
-            return int(found[0])
+        ((below, is_before),) = found
+        if is_before:
+            return int(below)
         step *= 2
     return 0
-
-
-def _row(connection: Any, query: str, *parameters: Any) -> Any:
-    """The first row of the answer; None when there is none."""
-    with connection.cursor() as cursor:
-        cursor.execute(query, parameters)
-        return cursor.fetchone()

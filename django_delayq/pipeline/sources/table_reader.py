@@ -6,8 +6,8 @@ It runs on executors, which know no Django settings, and holds only a few batche
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +18,7 @@ from ...core.exceptions import ConfigurationError
 from ..params import Database
 from . import adbc
 from .adbc import CHUNK
-from .databases import backend_of, connected
+from .databases import backend_of, connected, connection_to, select_rows
 from .ranges import Range
 
 #: Rows of a batch at most: 10,000 of the archive take some 5 MB.
@@ -42,10 +42,9 @@ _TIMES = {
 
 
 def read_rows(
-    database: Database, schema: pa.Schema, ids: Range, *, table: str = "", reader: str = "auto"
+    database: Database, schema: pa.Schema, ids: Range, *, reader: str = "auto"
 ) -> Iterator[pa.RecordBatch]:
-    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema. The
-    table is the archive unless another one is named.
+    """The rows with lo < id <= hi in the order of their ids, with the columns of the schema.
 
     Rows that are inserted or deleted meanwhile may be missing or not: ask for settled rows. Raises
     DatabaseUnavailable, ConfigurationError, and the errors of the database.
@@ -54,49 +53,42 @@ def read_rows(
         raise ConfigurationError(f"There is no reader {reader!r}, only {' and '.join(READERS)}.")
     if ids[1] <= ids[0]:
         return
-    table = table or database.table
-    vendor = backend_of(database).vendor
+    ops, vendor = connection_to(database).ops, backend_of(database).vendor
     quick = reader == "auto" and adbc.driver(vendor)
     if quick and vendor == "postgresql":
-        yield from adbc.postgresql_batches(database, table, schema, ids)
+        yield from adbc.postgresql_batches(database, schema, ids)
         return
+    zone = "UTC" if vendor == "postgresql" else database.zone
+    time = _TIMES.get(vendor, "{0}")
+    expressions = [
+        (time if pa.types.is_timestamp(field.type) else "{0}").format(ops.quote_name(field.name))
+        for field in schema
+    ]
+    select = f"SELECT {', '.join(expressions)}, id FROM {ops.quote_name(database.table)}"
+    (at, hi), size, full = ids, FIRST, True
     # A statement for each batch, because drivers fetch a whole answer, and a reader in the middle
     # of one keeps the writers of SQLite waiting.
-    with connected(database, plain=reader == "cursor") as connection:
+    with adbc.sqlite_columns(database, BATCH) if quick else _cursor_columns(database) as fetch:
+        while full:
+            page = f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id"
+            *columns, read = fetch(f"{select} {page} {ops.limit_offset_sql(0, size)}") or [()]
+            full = len(read) == size
+            if not read:
+                return
+            arrays = [
+                _column(values, field, zone) for values, field in zip(columns, schema, strict=True)
+            ]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield batch
+            at = read[-1].as_py() if isinstance(read, pa.Array) else read[-1]
+            size = max(1, min(BATCH, 4 * size, CHUNK * len(read) // max(1, batch.nbytes)))
 
-        def by_cursor(sql: str) -> Sequence[Any]:
-            """The columns of a statement; perhaps none if it returns no rows."""
-            return list(zip(*connection.fetch(sql), strict=True))
 
-        zone = "UTC" if vendor == "postgresql" else database.zone
-        time = _TIMES.get(connection.vendor, "{0}")
-        expressions = [
-            (time if pa.types.is_timestamp(field.type) else "{0}").format(
-                connection.quote(field.name)
-            )
-            for field in schema
-        ]
-        select = f"SELECT {', '.join(expressions)}, id FROM {connection.quote(table)}"
-        (at, hi), size, full = ids, FIRST, True
-        with adbc.sqlite_columns(database, BATCH) if quick else nullcontext(by_cursor) as fetch:
-            while full:
-                page = (
-                    f"WHERE id > {int(at)} AND id <= {int(hi)} ORDER BY id {connection.limit(size)}"
-                )
-                *columns, read = fetch(f"{select} {page}") or [()]
-                full = len(read) == size
-                if not read:
-                    return
-                batch = pa.RecordBatch.from_arrays(
-                    [
-                        _column(values, field, zone)
-                        for values, field in zip(columns, schema, strict=True)
-                    ],
-                    schema=schema,
-                )
-                yield batch
-                at = read[-1].as_py() if isinstance(read, pa.Array) else read[-1]
-                size = max(1, min(BATCH, 4 * size, CHUNK * len(read) // max(1, batch.nbytes)))
+@contextmanager
+def _cursor_columns(database: Database) -> Iterator[Callable[[str], Sequence[Any]]]:
+    """A function that returns the columns of a statement; perhaps none if it returns no rows."""
+    with connected(database) as connection:
+        yield lambda sql: list(zip(*select_rows(connection, sql), strict=True))
 
 
 def _column(values: Any, field: pa.Field, zone: str) -> pa.Array:
