@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,33 +30,19 @@ def read_option(options: Mapping[str, str], name: str, kind: type[T]) -> T:
         raise ConfigurationError(f"The option `{name}` cannot be read: {error}") from None
 
 
-def number_of(options: Mapping[str, str], name: str) -> int | None:
-    """The whole number in this option, 0 or more; None when it is not given. Raises
+def number_of(options: Mapping[str, str], name: str, default: float | None = None) -> Any:
+    """The number in this option, 0 or more: a whole one, unless the default is a float. Raises
     ConfigurationError."""
     if (text := options.get(name)) is None:
-        return None
+        return default
+    kind = float if isinstance(default, float) else int
     try:
-        number = int(text)
+        number = kind(text)
     except ValueError:
         number = -1
-    if number < 0:
+    if not 0 <= number < math.inf:
+        what = "whole number" if kind is int else "number"
         raise ConfigurationError(
-            f"The option `{name}` is {text!r}, which is no whole number: give one such as 8."
+            f"The option `{name}` is {text!r}, which is no {what}: give one such as 60."
         )
     return number
-
-
-def seconds_of(options: Mapping[str, str], name: str) -> float | None:
-    """The seconds in this option, 0 or more; None when it is not given. Raises
-    ConfigurationError."""
-    if (text := options.get(name)) is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise ConfigurationError(
-            f"The option `{name}` is {text!r}, which is no number of seconds: give one such as 60."
-        )
-    return seconds

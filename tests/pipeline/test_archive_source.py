@@ -238,15 +238,32 @@ def test_few_rows_are_not_divided_and_no_range_is_empty_of_ids(database: Databas
 # Connections
 
 
+MADE_OF = {
+    "sqlite": "nowhere.spatialite",
+    "postgresql": "nowhere.postgis",
+    "mysql": "nowhere.backends.mysql",
+}
+
+
 def test_an_engine_that_is_not_here_is_read_as_what_it_is_made_of(database: Database) -> None:
     make_rows(2)
-    made = {
-        "sqlite": "nowhere.spatialite",
-        "postgresql": "nowhere.postgis",
-        "mysql": "nowhere.backends.mysql",
-    }
-    other = msgspec.structs.replace(database, engine=made[connection.vendor])
+    other = msgspec.structs.replace(database, engine=MADE_OF[connection.vendor])
     assert in_one(other, ["topic"])["topic"].to_pylist() == ["orders", "orders"]
+
+
+def test_with_such_an_engine_a_query_cannot_write_either(database: Database) -> None:
+    make_rows(2)
+    other = msgspec.structs.replace(database, engine=MADE_OF[connection.vendor])
+    table = connection.ops.quote_name(database.table)
+    gone = {
+        "sqlite": f"WITH x AS (SELECT 1) DELETE FROM {table} RETURNING id",
+        "postgresql": f"WITH x AS (DELETE FROM {table} RETURNING id) SELECT id FROM x",
+        "mysql": f"WITH x AS (SELECT 1 AS id) DELETE {table} FROM {table} JOIN x USING (id)",
+    }
+    source = QuerySource({"database": encoded(other), "query": gone[connection.vendor]})
+    with pytest.raises(Exception, match=r"(?i)read.?only|data-modifying"):
+        source.schema()
+    assert ArchivedMessage.objects.count() == 2
 
 
 def test_an_unknown_engine_is_refused(database: Database) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from ...core.exceptions import ConfigurationError
 from .. import schemas
 from ..params import Database
-from ..source_options import encoded, number_of, read_option, seconds_of
+from ..source_options import encoded, number_of, read_option
 from . import ranges
 from .databases import connected, select_rows
 from .ranges import PARTS, Range
@@ -57,9 +57,7 @@ def read_archive(
     spark.dataSource.register(ArchiveSource)
     schema = schemas.chosen(schemas.LETTERS, list(columns or schemas.ARCHIVE.names))
     reader = spark.read.format(ArchiveSource.name()).schema(from_arrow_schema(schema))
-    lo, hi = ids
-    reader = reader.options(database=encoded(database), lo=str(lo), hi=str(hi), parts=str(parts))
-    return reader.load()
+    return reader.options(database=encoded(database), lo=ids[0], hi=ids[1], parts=parts).load()
 
 
 def finished_between(
@@ -112,7 +110,7 @@ class RangeReader(DataSourceReader):
         self._schema = schema
         self._database = read_option(options, "database", Database)
         self._lo, self._hi = number_of(options, "lo"), number_of(options, "hi")
-        self._parts = max(1, number_of(options, "parts") or PARTS)
+        self._parts = number_of(options, "parts") or PARTS
         self._reader = options.get("reader", "auto")
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -146,11 +144,10 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
         self._schema = checked_columns(schema, schemas.ARCHIVE)
         self._database = read_option(options, "database", Database)
-        self._after = number_of(options, "after") or 0
+        self._after = number_of(options, "after", 0)
         self._batch = number_of(options, "batch") or BATCH
-        settle = seconds_of(options, "settle")
-        self._settle = SETTLE if settle is None else settle
-        self._parts = max(1, number_of(options, "parts") or PARTS)
+        self._settle = number_of(options, "settle", SETTLE)
+        self._parts = number_of(options, "parts") or PARTS
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - these names are Spark's
@@ -185,8 +182,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Ranges of ids, with about as many rows each."""
-        lo, hi = start["id"], end["id"]
-        found = ranges.edges(self._database, (lo, hi), self._parts)
+        found = ranges.edges(self._database, (start["id"], end["id"]), self._parts)
         return [InputPartition(ids) for ids in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -197,13 +193,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def checked_columns(schema: StructType, known: pa.Schema) -> pa.Schema:
     """The columns of this schema, which a user asks for. Raises ConfigurationError for a column or
     a type that the table does not have."""
-    types = {field.name: field.dataType for field in from_arrow_schema(known)}
-    for field in schema:
-        if field.name not in types:
-            raise ConfigurationError(f"There is no column {field.name!r}, only {', '.join(types)}.")
-        if field.dataType != types[field.name]:
+    columns = schemas.chosen(known, schema.names)
+    for field, ours in zip(schema, from_arrow_schema(columns), strict=True):
+        if field.dataType != ours.dataType:
             raise ConfigurationError(
-                f"The column {field.name!r} is of type {types[field.name].simpleString()}, not "
+                f"The column {field.name!r} is of type {ours.dataType.simpleString()}, not "
                 f"{field.dataType.simpleString()}: cast it afterwards."
             )
-    return schemas.chosen(known, schema.names)
+    return columns

@@ -28,9 +28,9 @@ from .databases import connection_to
 BATCH = 10_000
 _DECIMAL = pa.decimal128(38, 18)
 _READ_ONLY = {
-    "postgresql": ("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",),
-    "mysql": ("SET SESSION TRANSACTION READ ONLY",),
-    "sqlite": ("PRAGMA query_only = 1",),
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "sqlite": "PRAGMA query_only = 1",
 }
 
 
@@ -72,25 +72,19 @@ class QuerySource(DataSource):
 
     def schema(self) -> StructType:
         """The types of the first rows."""
-        pages = self._reader(None).pages()
-        names, rows = next(pages)
-        pages.close()
-        return from_arrow_schema(_schema(names, rows))
+        with closing(_pages(self.options)) as pages:
+            return from_arrow_schema(_schema(*next(pages)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For these columns."""
-        return self._reader(to_arrow_schema(schema, timezone="UTC"))
-
-    def _reader(self, schema: pa.Schema | None) -> QueryReader:
-        return QueryReader(self.options, schema)
+        return QueryReader(self.options, to_arrow_schema(schema, timezone="UTC"))
 
 
 class QueryReader(DataSourceReader):
-    """It can be pickled: only read() and pages() open a connection."""
+    """It can be pickled: only read() opens a connection."""
 
-    def __init__(self, options: Mapping[str, str], schema: pa.Schema | None) -> None:
-        self._database = read_option(options, "database", Database)
-        self._query, self._schema = checked_select(options.get("query", "")), schema
+    def __init__(self, options: Mapping[str, str], schema: pa.Schema) -> None:
+        self._options, self._schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """One: a query has one result."""
@@ -98,12 +92,10 @@ class QueryReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """All rows. Raises Refused for a value that is not of the type of its column."""
-        assert self._schema is not None
-        for _, columns in self.pages():
-            if not columns:
-                continue
+        for _, columns in _pages(self._options):
             arrays = []
-            for field, values in zip(self._schema, columns, strict=True):
+            # There are no columns where there are no rows.
+            for field, values in zip(self._schema, columns, strict=bool(columns)):
                 try:
                     arrays.append(pa.array(values, field.type))
                 except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -111,29 +103,31 @@ class QueryReader(DataSourceReader):
                         f"The column {field.name!r} of the query is of type {field.type} in its "
                         f"first rows, and of another one later. Cast it in the query. {error}"
                     ) from None
-            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            if arrays:
+                yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def pages(self) -> Generator[tuple[list[str], list[list[Any]]]]:
-        """The names of the columns, and their values, page by page; at least one page."""
-        database = self._database
-        zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
-        with closing(connection_to(database)) as connection:
-            # One transaction that cannot write. On PostgreSQL its rows stay on the server.
-            with connection.cursor() as cursor:
-                for statement in _READ_ONLY.get(database.vendor, ()):
-                    cursor.execute(statement)
-            connection.set_autocommit(False)
-            with connection.chunked_cursor() as cursor:
-                cursor.execute(self._query)
-                # A cursor on the server knows its columns only after the first rows.
-                rows = cursor.fetchmany(BATCH)
-                names = [str(column[0]) for column in cursor.description]
-                full = True
-                while full:
-                    columns = zip(*rows, strict=True)
-                    yield names, [[_plain(value, zone) for value in column] for column in columns]
-                    full = len(rows) == BATCH and bool(rows := cursor.fetchmany(BATCH))
-            connection.rollback()
+
+def _pages(options: Mapping[str, str]) -> Generator[tuple[list[str], list[list[Any]]]]:
+    """The names of the columns, and their values, page by page; at least one page."""
+    database = read_option(options, "database", Database)
+    query = checked_select(options.get("query", ""))
+    zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
+    with closing(connection_to(database)) as connection:
+        # One transaction that cannot write. On PostgreSQL its rows stay on the server.
+        with connection.cursor() as cursor:
+            if statement := _READ_ONLY.get(connection.vendor):
+                cursor.execute(statement)
+        connection.set_autocommit(False)
+        with connection.chunked_cursor() as cursor:
+            cursor.execute(query)
+            # A cursor on the server knows its columns only after the first rows.
+            rows = cursor.fetchmany(BATCH)
+            names = [str(column[0]) for column in cursor.description]
+            while rows is not None:
+                columns = zip(*rows, strict=True)
+                yield names, [[_plain(value, zone) for value in column] for column in columns]
+                rows = cursor.fetchmany(BATCH) or None
+        connection.rollback()
 
 
 def _plain(value: Any, zone: Any) -> Any:
