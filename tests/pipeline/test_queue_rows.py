@@ -11,7 +11,7 @@ import pytest
 from django_delayq.core.message import State
 from django_delayq.core.times import When
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.sources import queue_rows, structures
+from django_delayq.pipeline.sources import queue_source, structures
 from django_delayq.pipeline.sources.structures import LANES, STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import Outgoing, RedisStore
@@ -41,7 +41,7 @@ def keys_of(store: RedisStore, partition: Partition = ORDERS) -> dict[str, str]:
 
 def read(store: RedisStore, name: str, partition: Partition = ORDERS) -> list[dict[str, Any]]:
     """The rows of a structure; no batch is larger than a page."""
-    batches = list(queue_rows.read_structure(store, Structure(partition, name)))
+    batches = list(queue_source.read_structure(store, Structure(partition, name)))
     assert all(batch.schema == schemas.QUEUE for batch in batches)
     assert all(batch.num_rows <= 2 * structures.RECORDS for batch in batches)
     return [row for batch in batches for row in batch.to_pylist()]
@@ -84,7 +84,7 @@ def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStor
 def test_lanes_for_a_forecast_hold_ids_and_due_times(store: RedisStore):
     due = {an_id(number): 1_800_000_000_000 + number for number in range(2 * structures.IDS + 7)}
     store.client.redis.zadd(keys_of(store)["low"], due)
-    batches = list(queue_rows.read_due(store, Structure(ORDERS, "low")))
+    batches = list(queue_source.read_due(store, Structure(ORDERS, "low")))
     assert all(batch.schema == schemas.DUE for batch in batches)
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert {row["message_id"]: row["due_at"].timestamp() * 1000 for row in rows} == {
@@ -147,7 +147,7 @@ def test_large_bodies_make_smaller_pages(store: RedisStore, monkeypatch: pytest.
     monkeypatch.setattr(structures, "REPLY_BYTES", 40 * store.client.settings.body_limit)
     due = {an_id(number): 1 for number in range(1_000)}
     store.client.redis.zadd(keys_of(store)["high"], due)
-    batches = list(queue_rows.read_structure(store, Structure(ORDERS, "high")))
+    batches = list(queue_source.read_structure(store, Structure(ORDERS, "high")))
     assert sum(batch.num_rows for batch in batches) == 1_000
     assert max(batch.num_rows for batch in batches) < 200
 

@@ -8,5 +8,5 @@ from __future__ import annotations
 
 __all__ = [
     "adbc", "archive_source", "databases", "due_minutes", "outbox_source", "query_source",
-    "queue_rows", "queue_source", "ranges", "settling", "structures", "table_reader",
+    "queue_source", "ranges", "settling", "structures", "table_reader",
 ]  # fmt: skip

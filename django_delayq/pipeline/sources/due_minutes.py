@@ -15,13 +15,9 @@ from ...core.chunks import chunked
 from ...store.client import Read
 from ...store.keys import Partition, partition_keys
 from ...store.store import RedisStore
-from .structures import LANES, STRUCTURES, Structure
+from .structures import HELD_MS, LANES, LAST_MS, STRUCTURES, Structure, all_of
 
 MINUTE_MS = 60_000
-#: 9999-12-31, the last day of Python's calendar. Later due times, such as infinity, become this.
-LAST_MS = 253_402_214_400_000
-#: HELD of shared/partition.lua: what a limit holds back has so much added to its due time.
-HELD_MS = 2**48
 #: A stretch with at most so many messages, and at most so many for each of its minutes, is read: a
 #: count takes as long as ten messages.
 FEW, FEW_OF_MINUTE = 500, 10
@@ -29,7 +25,6 @@ FEW, FEW_OF_MINUTE = 500, 10
 PARTS = 64
 #: Commands of a round trip, and lanes that are counted together.
 COMMANDS, TOGETHER = 500, 250
-FIRST = ("LIMIT", 0, 1)
 
 
 class _Stretch(NamedTuple):
@@ -62,9 +57,8 @@ def due_minutes(
     This is not one instant: what is enqueued, claimed or rescheduled meanwhile may be missing, or
     may be counted twice.
     """
-    lanes = [Structure(partition, name) for partition in partitions for name in LANES]
-    for chosen in chunked(lanes, TOGETHER):
-        yield from _counted(store, chosen, now_ms)
+    for lanes in chunked(all_of(partitions, LANES), TOGETHER):
+        yield from _counted(store, lanes, now_ms)
 
 
 def _counted(store: RedisStore, lanes: Sequence[Structure], now_ms: int) -> Iterator[MinuteCount]:
@@ -78,15 +72,14 @@ def _counted(store: RedisStore, lanes: Sequence[Structure], now_ms: int) -> Iter
             else:
                 (few if _has_few(stretch) else many).append(stretch)
         yield from _read(store, few)
-        parts = [part for one in _narrowed(store, many) for part in _parts(one)]
-        rest = _with_counts(store, parts)
+        rest = _with_counts(store, [part for one in _narrowed(store, many) for part in _parts(one)])
 
 
 def _whole(store: RedisStore, lane: Structure, now_ms: int) -> Iterator[_Stretch]:
     """What is overdue, what is to come, and what is beyond the calendar; for what is held back,
     too."""
     partition, name = lane
-    key = partition_keys(store.client.prefix, partition)[STRUCTURES[name]]
+    key = partition_keys(store.client.prefix, partition)[STRUCTURES[name].key]
     for base, first, end in ((0, -(2**52), HELD_MS - 1), (HELD_MS, HELD_MS, float("inf"))):
         last = min(base + LAST_MS - 1, end)
         yield _Stretch(partition.topic, key, first, base + now_ms, base)
@@ -112,22 +105,13 @@ def _has_few(stretch: _Stretch) -> bool:
     return stretch.messages <= min(FEW, FEW_OF_MINUTE * (1 + minutes))
 
 
-def _narrowed(store: RedisStore, stretches: Sequence[_Stretch]) -> list[_Stretch]:
+def _narrowed(store: RedisStore, stretches: Sequence[_Stretch]) -> Iterator[_Stretch]:
     """From the first message in it to the last: due times stand close together."""
-    narrowed = []
-    for page in chunked(stretches, COMMANDS // 2):
-        reads = []
-        for one in page:
-            least, most = one.first, _up_to(one)
-            reads += [
-                Read("ZRANGEBYSCORE", None, (one.key, least, most, "WITHSCORES", *FIRST)),
-                Read("ZREVRANGEBYSCORE", None, (one.key, most, least, "WITHSCORES", *FIRST)),
-            ]
-        answers = [_scores(answer) for answer in store.client.read_all(reads)]
-        for one, low, high in zip(page, answers[::2], answers[1::2], strict=True):
-            if low and high:  # all may have gone meanwhile
-                narrowed.append(one._replace(first=int(low[0]), last=int(high[0])))
-    return narrowed
+    least = _scores(store, stretches, "ZRANGEBYSCORE", "LIMIT", 0, 1)
+    most = _scores(store, stretches, "ZREVRANGEBYSCORE", "LIMIT", 0, 1)
+    for (one, low), (_, high) in zip(least, most, strict=True):
+        if low and high:  # all may have gone meanwhile
+            yield one._replace(first=int(low[0]), last=int(high[0]))
 
 
 def _minute(ms: float) -> int:
@@ -149,35 +133,38 @@ def _parts(stretch: _Stretch) -> Iterator[_Stretch]:
 
 def _with_counts(store: RedisStore, stretches: Sequence[_Stretch]) -> list[_Stretch]:
     """Those that have messages, with how many."""
-    counted = []
-    for page in chunked(stretches, COMMANDS):
-        reads = [Read("ZCOUNT", None, (one.key, one.first, _up_to(one))) for one in page]
-        for one, count in zip(page, store.client.read_all(reads), strict=True):
-            if count:
-                counted.append(one._replace(messages=int(count)))
-    return counted
-
-
-def _up_to(stretch: _Stretch) -> str:
-    """Its last score, as Redis takes it: fractions of the last millisecond belong to it."""
-    return "+inf" if stretch.last == float("inf") else f"({int(stretch.last) + 1}"
+    counts = _asked(store, stretches, "ZCOUNT")
+    return [one._replace(messages=int(count)) for one, count in counts if count]
 
 
 def _read(store: RedisStore, stretches: Sequence[_Stretch]) -> Iterator[MinuteCount]:
     """Those with few messages, by their scores."""
     for page in chunked(stretches, COMMANDS // 10):
-        reads = [
-            Read("ZRANGEBYSCORE", None, (one.key, one.first, _up_to(one), "WITHSCORES"))
-            for one in page
-        ]
-        for one, answer in zip(page, store.client.read_all(reads), strict=True):
-            minutes = Counter(_minute(score - one.base) for score in _scores(answer))
-            for minute, messages in minutes.items():
+        for one, scores in _scores(store, page, "ZRANGEBYSCORE"):
+            for minute, messages in Counter(_minute(at - one.base) for at in scores).items():
                 yield MinuteCount(one.topic, minute, messages)
 
 
-def _scores(answer: Sequence[Any]) -> list[float]:
-    """Of a reply with scores: pairs, or one after the other."""
-    if answer and isinstance(answer[0], list | tuple):
-        return [float(pair[1]) for pair in answer]
-    return [float(score) for score in answer[1::2]]
+def _scores(
+    store: RedisStore, stretches: Sequence[_Stretch], command: str, *options: Any
+) -> Iterator[tuple[_Stretch, list[float]]]:
+    """The scores of each stretch."""
+    for one, answer in _asked(store, stretches, command, "WITHSCORES", *options):
+        # Pairs, or one after the other.
+        is_paired = answer and isinstance(answer[0], list | tuple)
+        scores = [pair[1] for pair in answer] if is_paired else answer[1::2]
+        yield one, [float(score) for score in scores]
+
+
+def _asked(
+    store: RedisStore, stretches: Sequence[_Stretch], command: str, *options: Any
+) -> Iterator[tuple[_Stretch, Any]]:
+    """The answer to the command about each stretch."""
+    for page in chunked(stretches, COMMANDS):
+        reads = []
+        for one in page:
+            # Fractions of the last millisecond belong to it.
+            up_to = "+inf" if one.last == float("inf") else f"({int(one.last) + 1}"
+            ends = (up_to, one.first) if command.startswith("ZREV") else (one.first, up_to)
+            reads.append(Read(command, None, (one.key, *ends, *options)))
+        yield from zip(page, store.client.read_all(reads), strict=True)

@@ -6,19 +6,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from ...core.message import HEADER_END, is_durable, stamp_us_of, task_code_of
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from .. import schemas
 from ..params import Redis
 from ..source_options import encoded, read_option
-from . import queue_rows, structures
-from .structures import LANES, STRUCTURES, Structure
+from . import structures
+from .structures import HELD_MS, LANES, LAST_MS, STRUCTURES, Structure, place_rows, read_scores
 
 #: Most elements that one Spark task reads of several structures. A larger structure has a task of
 #: its own.
@@ -55,12 +57,8 @@ def read_queue(
     a replica. An error of Redis ends the task; its text holds no secret.
     """
     spark.dataSource.register(QueueSource)
-    options = {
-        "redis": encoded(redis),
-        "topics": ",".join(topics),
-        "due_only": str(due_only).lower(),
-    }
-    return spark.read.format(QueueSource.name()).options(**options).load()
+    reader = spark.read.format(QueueSource.name()).options(redis=encoded(redis))
+    return reader.options(topics=",".join(topics), due_only=due_only).load()
 
 
 class QueueSource(DataSource):
@@ -105,7 +103,7 @@ class QueueReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the structures of a part, one after the other."""
-        read = queue_rows.read_due if self._due_only else queue_rows.read_structure
+        read = read_due if self._due_only else read_structure
         with closing(self._store()) as store:
             for topic, number, name in partition.value:
                 yield from read(store, Structure(Partition(topic, number), name))
@@ -129,3 +127,63 @@ def parted(sizes: dict[Structure, int]) -> list[list[Structure]]:
 
 def _due_only(options: Any) -> bool:
     return str(options.get("due_only", "false")).lower() == "true"
+
+
+# From Redis to Arrow
+
+
+def read_structure(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
+    """Its rows as schemas.QUEUE."""
+    partition, name = structure
+    place = "none" if name == "attempts" else name
+    for rows in place_rows(store, structure):
+        if not rows:
+            continue
+        records = [row.record for row in rows]
+        codes = [
+            task_code_of(record).hex() if record and len(record) >= HEADER_END else None
+            for record in records
+        ]
+        # As the scripts see it: a record that is too short for the flag is not durable.
+        durable = [
+            bool(row.stamp) or (None if row.record is None else is_durable(row.record))
+            for row in rows
+        ]
+        stamps = [stamp_us_of(row.stamp or row.record or b"") for row in rows]
+        columns = [
+            *_place(partition, [row.id for row in rows]),
+            pa.repeat(place, len(rows)),
+            _times([row.due_ms for row in rows]),
+            pa.array(stamps, pa.int64()),
+            pa.array(codes, pa.string()),
+            pa.array(durable, pa.bool_()),
+            pa.array([row.has_attempts for row in rows], pa.bool_()),
+            pa.array(records, pa.binary()),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=schemas.QUEUE)
+
+
+def read_due(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
+    """The ids of a lane and their due times as schemas.DUE."""
+    for page in read_scores(store, structure):
+        ids, scores = zip(*page, strict=True)
+        columns = [*_place(structure.partition, ids), _times(scores)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schemas.DUE)
+
+
+def _place(partition: Partition, ids: Sequence[bytes]) -> list[pa.Array]:
+    """The columns that all rows begin with."""
+    count = len(ids)
+    return [
+        pa.array([message_id.hex() for message_id in ids], pa.string()),
+        pa.repeat(partition.topic, count),
+        pa.repeat(pa.scalar(partition.number, pa.int32()), count),
+    ]
+
+
+def _times(milliseconds: Sequence[float | None]) -> pa.Array:
+    exact = np.array(milliseconds, float)  # None as NaN, which no score is
+    exact = np.where((exact >= HELD_MS) & (exact < 2 * HELD_MS), exact - HELD_MS, exact)
+    missing = np.isnan(exact)
+    rounded = np.rint(np.where(missing, 0.0, np.clip(exact, 0.0, LAST_MS)) * 1000)
+    return pa.array(rounded.astype(np.int64), mask=missing).cast(schemas.TIME)

@@ -16,15 +16,11 @@ from ...store.store import RedisStore
 IDS, RECORDS = 5_000, 1_000
 #: Most bytes of records in one reply.
 REPLY_BYTES = 32 * 1024 * 1024
+#: 9999-12-31, the last day of Python's calendar. Later due times, such as infinity, become this.
+LAST_MS = 253_402_214_400_000
+#: HELD of shared/partition.lua: what a limit holds back has so much added to its due time.
+HELD_MS = 2**48
 LANES = ("high", "normal", "low")
-#: The structures, with the numbers of their keys in partition_keys(). Two of them give rows of the
-#: place `none`: the records, and the attempts.
-STRUCTURES = {
-    "high": 0, "normal": 1, "low": 2, "leased": 3, "none": 4, "attempts": 5, "finished": 6,
-    "follower": 7, "done": 8,
-}  # fmt: skip
-#: The command that counts each of them.
-SIZES = ("ZCARD", "ZCARD", "ZCARD", "ZCARD", "HLEN", "HLEN", "XLEN", "HLEN", "HLEN")
 
 
 class Structure(NamedTuple):
@@ -68,125 +64,53 @@ def all_of(partitions: Sequence[Partition], names: Sequence[str]) -> list[Struct
 def sizes(store: RedisStore, structures: Sequence[Structure]) -> Sequence[int]:
     """How many elements each structure has now."""
     reads = []
-    for partition, name in structures:
-        number = STRUCTURES[name]
-        key = partition_keys(store.client.prefix, partition)[number]
-        reads.append(Read(SIZES[number], None, (key,)))
+    for structure in structures:
+        reading = STRUCTURES[structure.name]
+        key = partition_keys(store.client.prefix, structure.partition)[reading.key]
+        reads.append(Read(reading.size, None, (key,)))
     return [int(size) for size in store.client.read_all(reads)]
-
-
-def place_rows(store: RedisStore, structure: Structure) -> Iterator[list[Row]]:
-    """Its rows, page by page. A page may have none."""
-    return _StructureReader(store, structure).pages()
 
 
 def read_scores(store: RedisStore, structure: Structure) -> Iterator[list[tuple[bytes, float]]]:
     """Ids and scores of a lane, or of the leases, page by page, without the records."""
-    key = partition_keys(store.client.prefix, structure.partition)[STRUCTURES[structure.name]]
+    key = partition_keys(store.client.prefix, structure.partition)[STRUCTURES[structure.name].key]
     for page, _ in _scan(store, "ZSCAN", key, ("COUNT", IDS), lambda ids: ()):
         yield page
 
 
-class _StructureReader:
-    """The rows of one structure."""
+def place_rows(store: RedisStore, structure: Structure) -> Iterator[list[Row]]:
+    """Its rows, page by page. A page may have none."""
+    keys = partition_keys(store.client.prefix, structure.partition)
+    reading = STRUCTURES[structure.name]
+    key = keys[reading.key]
+    count = max(1, min(RECORDS, REPLY_BYTES // store.client.settings.body_limit))
+    if structure.name == "finished":
+        yield from _finished(store, key, count)
+        return
+    scan = "ZSCAN" if reading.size == "ZCARD" else "HSCAN"
+    how = ("MATCH", "done:*", "COUNT", RECORDS) if structure.name == "done" else ("COUNT", count)
 
-    def __init__(self, store: RedisStore, structure: Structure) -> None:
-        self._store = store
-        self._name = structure.name
-        self._keys = partition_keys(store.client.prefix, structure.partition)
-        self._key = self._keys[STRUCTURES[structure.name]]
-        self._count = max(1, min(RECORDS, REPLY_BYTES // store.client.settings.body_limit))
+    def about(ids: list[bytes]) -> list[Read]:
+        return [
+            Read("ZMSCORE" if number in _PLACES else "HMGET", None, (keys[number], *ids))
+            for number in reading.about
+        ]
 
-    def pages(self) -> Iterator[list[Row]]:
-        """The rows of each page. A page may have none."""
-        others: dict[str, Callable[[], Iterator[list[Row]]]] = {
-            "none": self.records, "attempts": self.attempts, "finished": self.finished,
-            "follower": self.followers, "done": self.done,
-        }  # fmt: skip
-        return others.get(self._name, self.places)()
+    for page, answers in _scan(store, scan, key, how, about):
+        yield reading.rows(page, *answers)
 
-    def places(self) -> Iterator[list[Row]]:
-        """A lane, or the leases."""
-        for page, (records, attempts) in self._scan(
-            "ZSCAN", lambda ids: [self._in(4, ids), self._in(5, ids)]
-        ):
-            yield [
-                Row(message_id, score, record, attempt is not None)
-                for (message_id, score), record, attempt in zip(
-                    page, records, attempts, strict=True
-                )
-            ]
 
-    def records(self) -> Iterator[list[Row]]:
-        """Records of ids that are in no lane and not leased."""
-        for page, (*scores, attempts) in self._scan(
-            "HSCAN", lambda ids: [*self._scores(ids), self._in(5, ids)]
-        ):
-            yield [
-                Row(message_id, None, record, attempt is not None)
-                for (message_id, record), attempt, *places in zip(
-                    page.items(), attempts, *scores, strict=True
-                )
-                if not _anywhere(places)
-            ]
-
-    def attempts(self) -> Iterator[list[Row]]:
-        """Attempts of ids that have neither a record nor a place."""
-        for page, (*scores, records) in self._scan(
-            "HSCAN", lambda ids: [*self._scores(ids), self._in(4, ids)]
-        ):
-            yield [
-                Row(message_id, None, None, True)
-                for message_id, record, *places in zip(page, records, *scores, strict=True)
-                if record is None and not _anywhere(places)
-            ]
-
-    def followers(self) -> Iterator[list[Row]]:
-        for page, (attempts,) in self._scan("HSCAN", lambda ids: [self._in(5, ids)]):
-            yield [
-                Row(
-                    message_id,
-                    float(int.from_bytes(value[:6], "big")),
-                    value[6:] or None,
-                    attempt is not None,
-                )
-                for (message_id, value), attempt in zip(page.items(), attempts, strict=True)
-            ]
-
-    def done(self) -> Iterator[list[Row]]:
-        for page, _ in _scan(
-            self._store, "HSCAN", self._key, ("MATCH", "done:*", "COUNT", RECORDS), lambda ids: ()
-        ):
-            yield [Row(field[5:], stamp=stamp) for field, stamp in page.items()]
-
-    def finished(self) -> Iterator[list[Row]]:
-        """By the ids of the entries: a stream has no cursor."""
-        first = "-"
-        while first:
-            (entries,) = self._store.client.read_all(
-                [Read("XRANGE", None, (self._key, first, "+", "COUNT", self._count))]
-            )
-            yield [
-                Row(
-                    fields.get(b"id", b""),
-                    float(fields.get(b"at") or 0),
-                    fields.get(b"record") or None,
-                )
-                for _, fields in entries
-            ]
-            first = f"({entries[-1][0].decode()}" if len(entries) == self._count else ""
-
-    def _scan(
-        self, command: str, about: Callable[[list[bytes]], Sequence[Read]]
-    ) -> Iterator[tuple[Any, list[Any]]]:
-        return _scan(self._store, command, self._key, ("COUNT", self._count), about)
-
-    def _in(self, number: int, ids: Sequence[bytes]) -> Read:
-        return Read("HMGET", None, (self._keys[number], *ids))
-
-    def _scores(self, ids: Sequence[bytes]) -> list[Read]:
-        """Lanes first, then leases: what is claimed meanwhile is seen in one of them."""
-        return [Read("ZMSCORE", None, (self._keys[number], *ids)) for number in range(4)]
+def _finished(store: RedisStore, key: str, count: int) -> Iterator[list[Row]]:
+    """By the ids of the entries: a stream has no cursor."""
+    first = "-"
+    while first:
+        read = Read("XRANGE", None, (key, first, "+", "COUNT", count))
+        (entries,) = store.client.read_all([read])
+        yield [
+            Row(entry.get(b"id", b""), float(entry.get(b"at") or 0), entry.get(b"record") or None)
+            for _, entry in entries
+        ]
+        first = f"({entries[-1][0].decode()}" if len(entries) == count else ""
 
 
 def _scan(
@@ -212,5 +136,78 @@ def _scan(
         answer = answers[-1] if following else None
 
 
-def _anywhere(scores: Sequence[float | None]) -> bool:
-    return any(score is not None for score in scores)
+# The rows of a page
+
+
+def _of_places(page: Any, records: Any, attempts: Any) -> list[Row]:
+    """A lane, or the leases."""
+    return [
+        Row(message_id, score, record, attempt is not None)
+        for (message_id, score), record, attempt in zip(page, records, attempts, strict=True)
+    ]
+
+
+def _of_records(page: Any, *answers: Any) -> list[Row]:
+    """Records of ids that are in no lane and not leased."""
+    *scores, attempts = answers
+    return [
+        Row(message_id, None, record, attempt is not None)
+        for (message_id, record), attempt, *places in zip(
+            page.items(), attempts, *scores, strict=True
+        )
+        if not _anywhere(places)
+    ]
+
+
+def _of_attempts(page: Any, *answers: Any) -> list[Row]:
+    """Attempts of ids that have neither a record nor a place."""
+    return [
+        Row(message_id, None, None, True)
+        for message_id, *found in zip(page, *answers, strict=True)
+        if not _anywhere(found)
+    ]
+
+
+def _of_followers(page: Any, attempts: Any) -> list[Row]:
+    return [
+        Row(message_id, float(int.from_bytes(value[:6], "big")), value[6:] or None, one is not None)
+        for (message_id, value), one in zip(page.items(), attempts, strict=True)
+    ]
+
+
+def _of_ends(page: Any) -> list[Row]:
+    return [Row(field[5:], stamp=stamp) for field, stamp in page.items()]
+
+
+def _anywhere(found: Sequence[Any]) -> bool:
+    return any(one is not None for one in found)
+
+
+class _Reading(NamedTuple):
+    """How a structure is read."""
+
+    key: int
+    """The number of its key in partition_keys()."""
+    size: str
+    """The command that counts it."""
+    about: Sequence[int] = ()
+    """What is asked about the ids of a page: the numbers of the keys."""
+    rows: Callable[..., list[Row]] = list
+    """Makes the rows of a page, and of the answers about it."""
+
+
+#: The lanes first, then the leases: what is claimed meanwhile is seen in one of them.
+_PLACES, _RECORDS, _ATTEMPTS = (0, 1, 2, 3), 4, 5
+_PLACE = ("ZCARD", (_RECORDS, _ATTEMPTS), _of_places)
+#: Two of the structures give rows of the place `none`: the records, and the attempts.
+STRUCTURES = {
+    "high": _Reading(0, *_PLACE),
+    "normal": _Reading(1, *_PLACE),
+    "low": _Reading(2, *_PLACE),
+    "leased": _Reading(3, *_PLACE),
+    "none": _Reading(4, "HLEN", (*_PLACES, _ATTEMPTS), _of_records),
+    "attempts": _Reading(5, "HLEN", (*_PLACES, _RECORDS), _of_attempts),
+    "finished": _Reading(6, "XLEN"),
+    "follower": _Reading(7, "HLEN", (_ATTEMPTS,), _of_followers),
+    "done": _Reading(8, "HLEN", (), _of_ends),
+}
