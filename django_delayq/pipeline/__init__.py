@@ -10,5 +10,4 @@ from __future__ import annotations
 __all__ = [
     "audit", "bulk_load", "export", "forecast", "job_errors", "jobs", "lake", "lineage", "params",
     "params_from_django", "rendering", "schemas", "session", "sinks", "sources", "stats",
-    "watching",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ import msgspec
 from . import params as parameters
 from .job_errors import Refused, cause
 from .params import CREDENTIALS, SECRET_NAME, Params, Report, Tell, ignore
-from .session import check_session, set_defaults, start_session
+from .session import adapt, start_session
 
 
 class Job(NamedTuple):
@@ -92,8 +92,7 @@ def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     done."""
     check_params(name, params)
     if needs_spark(name, params):
-        check_session(spark)
-        set_defaults(spark)
+        adapt(spark)
     return import_module(JOBS[name].module, __package__).run(spark, params, tell)
 
 

@@ -1,4 +1,5 @@
-"""Starts Spark, refuses a session in which the jobs would be wrong, and spreads work over it."""
+"""Starts Spark, refuses a session in which the jobs would be wrong, spreads work over it, and says
+how far that is."""
 
 from __future__ import annotations
 
@@ -11,12 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +62,8 @@ _FORMATS = {
     ".sources.queue_source": "QueueSource",
     ".sinks.queue_sink": "QueueSink",
 }
+#: Seconds between two looks at how far a job is.
+PACE = 0.5
 _SHUFFLE = "spark.sql.shuffle.partitions"
 #: How many partitions Spark makes unless it is told: each is a task.
 SPARK_PARTITIONS = "200"
@@ -90,7 +94,7 @@ def start_session(
     """
     pyspark_sql = _pyspark()
     if (active := pyspark_sql.SparkSession.getActiveSession()) is not None:
-        check_session(active)  # a builder would change its zone, and with it what its owner sees
+        adapt(active)  # a builder would change its zone, and with it what its owner sees
     if master.startswith(CONNECT):
         return _connected(pyspark_sql, master, extra or {})
     configuration = dict(_NEEDED)
@@ -157,29 +161,24 @@ def build_session(
 
 
 def prepare(session: Any) -> Any:
-    """Check a session that exists already, for example in a notebook, and register our formats: the
+    """Adapt a session that exists already, for example in a notebook, and register our formats: the
     sources for reading, `delayq` for writing. A second call does no harm. Raises Refused."""
-    check_session(session)
-    set_defaults(session)
+    adapt(session)
     for name, source in _FORMATS.items():
         session.dataSource.register(getattr(import_module(name, __package__), source))
     return session
 
 
-def check_session(session: Any) -> None:
-    """Raise Refused for a session, perhaps another's, in which dates would be cut elsewhere than at
-    midnight UTC."""
+def adapt(session: Any) -> None:
+    """Make a session, perhaps another's, fit for the jobs: set options that are Spark's own
+    defaults, and slow; what somebody has set stays. Raises Refused where dates would be cut
+    elsewhere than at midnight UTC."""
     zone = session.conf.get("spark.sql.session.timeZone")
     if zone not in UTC:
         raise Refused(
             f"The session's time zone is {zone!r}: hours and days would be other ones. "
             "Set spark.sql.session.timeZone=UTC."
         )
-
-
-def set_defaults(session: Any) -> None:
-    """Set options that are Spark's own defaults, and slow: also in sessions that others started,
-    such as those of spark-submit. What somebody has set stays."""
     if session.conf.get(_SHUFFLE) == SPARK_PARTITIONS:
         session.conf.set(_SHUFFLE, str(max(8, 2 * parallelism(session))))
 
@@ -229,19 +228,49 @@ def spread(
     Arrow: each part is a task of its own. Both travel to the executors."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    task = partial(_worked, parts=list(parts), work=work)
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from work(parts[number])
+
     numbers = spark.range(0, len(parts), numPartitions=max(1, len(parts)))
     return numbers.mapInArrow(task, from_arrow_schema(schema))
 
 
-def _worked(
-    numbers: Iterable[Any],
-    parts: Sequence[Any],
-    work: Callable[[Any], Iterable[Any]],
-) -> Iterator[Any]:
-    for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            yield from work(parts[number])
+@contextmanager
+def watched(spark: Any, show: Callable[[float], object]) -> Iterator[None]:
+    """Call show(share) again and again, with the share of the tasks that have ended (0 to 1)."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+
+        def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+            if total := sum(stage.num_tasks for stage in stages):
+                show(sum(stage.num_completed_tasks for stage in stages) / total)
+
+        spark.registerProgressHandler(handle)
+        try:
+            yield
+        finally:
+            spark.removeProgressHandler(handle)
+        return
+    ended = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def watch() -> None:
+        while not ended.wait(PACE):
+            with suppress(Exception):  # Java may end meanwhile: the job itself says so
+                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                if found := [stage for stage in stages if stage and stage.numTasks]:
+                    show(found[0].numCompletedTasks / found[0].numTasks)
+
+    thread = threading.Thread(target=watch, name="delayq-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def submitted() -> bool:

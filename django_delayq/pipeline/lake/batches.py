@@ -14,10 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from .. import schemas
 from ..params import Database, Storage, Tell
-from ..session import parallelism, spread
+from ..session import parallelism, spread, watched
 from ..sources.ranges import ROWS_OF_PART, Range, edges
 from ..sources.table_reader import read_rows
-from ..watching import watched
 from .files import (
     FILES,
     LakeFile,
