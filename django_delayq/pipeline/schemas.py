@@ -11,6 +11,16 @@ from ..core.exceptions import ConfigurationError
 
 TIME = pa.timestamp("us", tz="UTC")
 
+
+def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """These columns, in this order. Raises ConfigurationError for an unknown column."""
+    if missing := [name for name in names if name not in schema.names]:
+        raise ConfigurationError(
+            f"There is no column {missing[0]!r}, only {', '.join(schema.names)}."
+        )
+    return pa.schema([schema.field(name) for name in names])
+
+
 #: The archive, in the order of the lake's files. Without what changes after a message has ended
 #: (replayed_at, replayed_by, discarded_at): a row of the lake is a fact, and stays equal to its row
 #: in SQL.
@@ -51,21 +61,19 @@ ARCHIVE = pa.schema(
 LETTERS = pa.schema([*ARCHIVE, ("replayed_at", TIME), ("discarded_at", TIME)])
 
 #: The columns that the figures of stats are made of: a third of the bytes.
-FIGURES = pa.schema(
+FIGURES = chosen(
+    ARCHIVE,
     [
-        ARCHIVE.field(name)
-        for name in (
-            "finished_at",
-            "topic",
-            "task",
-            "state",
-            "attempts",
-            "lateness_ms",
-            "run_ms",
-            "error_class",
-            "reason",
-        )
-    ]
+        "finished_at",
+        "topic",
+        "task",
+        "state",
+        "attempts",
+        "lateness_ms",
+        "run_ms",
+        "error_class",
+        "reason",
+    ],
 )
 
 _COUNTS = ("messages", "acked", "dead", "cancelled", "expired", "attempts", "retried")
@@ -125,7 +133,7 @@ QUEUE = pa.schema(
 )
 
 #: What a forecast needs of it: three times as quick to read.
-DUE = pa.schema([QUEUE.field(name) for name in ("message_id", "topic", "partition", "due_at")])
+DUE = chosen(QUEUE, ("message_id", "topic", "partition", "due_at"))
 
 #: What format("delayq") writes. `due_ms` null: the due time of the load. `expires` as in TaskSpec.
 #: `header`: bytes 14 to 22 of a record (core/message.py).
@@ -144,15 +152,6 @@ MESSAGES = pa.schema(
 #: What names a split. One task of Spark writes it alone, in the order of the ids: the idempotent
 #: load relies on this.
 SPLIT = ("topic", "partition", "split")
-
-
-def chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """These columns, in this order. Raises ConfigurationError for an unknown column."""
-    if missing := [name for name in names if name not in schema.names]:
-        raise ConfigurationError(
-            f"There is no column {missing[0]!r}, only {', '.join(schema.names)}."
-        )
-    return pa.schema([schema.field(name) for name in names])
 
 
 def packed_rows(batches: Iterable[pa.RecordBatch]) -> pa.BinaryArray:

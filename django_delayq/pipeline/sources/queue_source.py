@@ -95,18 +95,14 @@ class QueueReader(DataSourceReader):
             names = LANES if self._due_only else tuple(STRUCTURES)
             chosen = structures.all_of(partitions, names)
             sizes = dict(zip(chosen, structures.sizes(store, chosen), strict=True))
-        # Plain values, which an executor can unpickle: topic, partition and name of each structure.
-        return [
-            InputPartition([(*partition, name) for partition, name in part])
-            for part in parted(sizes) or [[]]
-        ]
+        return [InputPartition(part) for part in parted(sizes) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the structures of a part, one after the other."""
         read = read_due if self._due_only else read_structure
         with closing(self._store()) as store:
-            for topic, number, name in partition.value:
-                yield from read(store, Structure(Partition(topic, number), name))
+            for structure in partition.value:
+                yield from read(store, structure)
 
     def _store(self) -> RedisStore:
         return RedisStore(None, self._redis.settings())

@@ -37,11 +37,6 @@ class IdSpan(NamedTuple):
     first: int
     last: int
 
-    @property
-    def width(self) -> int:
-        """How many ids it could have."""
-        return self.last - self.first + 1
-
 
 def edges(database: Database, ids: Range, parts: int) -> list[Range]:
     """The range in at most this number of parts, without a gap between them; an empty range has
@@ -104,7 +99,7 @@ def _cuts(spans: Sequence[IdSpan], parts: int) -> Iterator[int]:
     done, cut = 0.0, 1
     for span in spans:
         while cut < parts and done + span.rows > total * cut / parts:
-            share = (total * cut / parts - done) / span.rows
-            yield min(span.last - 1, span.first - 1 + max(1, round(share * span.width)))
+            share, ids = (total * cut / parts - done) / span.rows, span.last - span.first + 1
+            yield min(span.last - 1, span.first - 1 + max(1, round(share * ids)))
             cut += 1
         done += span.rows
