@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.exceptions import DelayQError
 from . import params_from_django, rendering, session
 from .job_errors import Refused, code_of
-from .jobs import JOBS, add_start_arguments, interruption, run_job, start_of
+from .jobs import JOBS, add_start_arguments, run_job, start_of
 from .params import Params, Report, ignore
 from .session import submitted
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         params_from_django.set_up(params)
         report = run_job(options.job, params, start, tell)
     except KeyboardInterrupt:
-        tell(f"Interrupted: {interruption(options.job)}")
+        tell(f"Interrupted: {JOBS[options.job].options.interrupted}")
         return 130
     except DelayQError as error:
         if options.traceback:

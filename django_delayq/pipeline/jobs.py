@@ -11,8 +11,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import msgspec
-
 from . import params as parameters
 from .job_errors import Refused, cause
 from .params import CREDENTIALS, SECRET_NAME, Params, Report, Tell, ignore
@@ -49,11 +47,7 @@ JOBS = {
 }
 
 
-#: Jobs that make messages.
-SENDING = ("schedule", "replay")
-
-
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class Start(NamedTuple):
     """How Spark is started. Under spark-submit the options of spark-submit count instead."""
 
     master: str = "local[*]"
@@ -66,32 +60,18 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         return not self.master.startswith("local")
 
 
-def check_params(name: str, params: Params) -> None:
-    """Raise Refused when the job cannot run with these parameters. Needs no Spark."""
-    params.options(JOBS[name].options).check(params)
-    if name in SENDING:
-        check_plain(name, params.encrypted or "ENCRYPTION_KEYS" in params.redis.options)
-
-
-def check_plain(what: str, encrypted: bool) -> None:
-    """Raise Refused for what makes messages in bulk, where bodies have to be encrypted."""
-    if encrypted:
-        raise Refused(
-            f'{what} writes the bodies of messages in plain text, and DELAYQ["ENCRYPTION_KEYS"] is '
-            "set. Use enqueue_many() and the replay of the pages or of code: these encrypt."
-        )
-
-
-def needs_spark(name: str, params: Params) -> bool:
-    """Whether the job needs a session with these parameters."""
-    return params.options(JOBS[name].options).needs_spark()
+def check_params(name: str, params: Params) -> parameters.JobOptions:
+    """The options of the job. Raises Refused when it cannot run with these parameters. Needs no
+    Spark."""
+    options = params.options(JOBS[name].options)
+    options.check(params)
+    return options
 
 
 def run(name: str, spark: Any, params: Params, tell: Tell = ignore) -> Report:
     """Run a job in this session. Raises Refused and other DelayQErrors: then nothing is half
     done."""
-    check_params(name, params)
-    if needs_spark(name, params):
+    if "spark" in check_params(name, params).needs():
         adapt(spark)
     return import_module(JOBS[name].module, __package__).run(spark, params, tell)
 
@@ -101,15 +81,34 @@ def run_job(name: str, params: Params, start: Start, tell: Tell) -> Report:
 
     Raises only DelayQErrors. The __cause__ of one is the error that Spark raised.
     """
-    check_params(name, params)  # before Java takes its seconds
+    options = check_params(name, params)  # before Java takes its seconds
+
+    def work() -> Report:
+        active = spark = None
+        try:
+            if "spark" in options.needs():
+                with suppress(ImportError):  # start_session() says what is missing
+                    from pyspark.sql import SparkSession
+
+                    active = SparkSession.getActiveSession()
+                spark = start_session(*start)
+            return run(name, spark, params, tell)
+        except Exception as error:
+            found = cause(error)
+            if found is error:
+                raise
+            raise found from error
+        finally:
+            if spark is not None and active is None:
+                with suppress(Exception):  # Java may be gone; the error that is raised says why
+                    spark.stop()
+
     # Few projects use it, and the others do not load it.
     if not _tells_lineage():
-        return _run_in_session(name, params, start, tell)
-    from .lineage import lineage_of
+        return work()
+    from .lineage import with_lineage
 
-    with lineage_of(name, params, tell) as run_of_job:
-        run_of_job.report = _run_in_session(name, params, start, tell)
-    return run_of_job.report
+    return with_lineage(name, params, tell, work)
 
 
 def _tells_lineage() -> bool:
@@ -121,35 +120,6 @@ def _tells_lineage() -> bool:
         or name.startswith("OPENLINEAGE__TRANSPORT")
         for name in os.environ
     )
-
-
-def _run_in_session(name: str, params: Params, start: Start, tell: Tell) -> Report:
-    active = spark = None
-    try:
-        if not needs_spark(name, params):
-            return run(name, None, params, tell)
-        with suppress(ImportError):  # start_session() says what is missing
-            from pyspark.sql import SparkSession
-
-            active = SparkSession.getActiveSession()
-        spark = start_session(start.master, start.driver_memory, start.configuration)
-        return run(name, spark, params, tell)
-    except Exception as error:
-        found = cause(error)
-        if found is error:
-            raise
-        raise found from error
-    finally:
-        if spark is not None and active is None:
-            with suppress(Exception):  # Java may be gone; the error that is raised says why
-                spark.stop()
-
-
-def interruption(name: str) -> str:
-    """What an interrupted job has left."""
-    if name in SENDING:
-        return "what was sent stays; the same job again sends the rest."
-    return "nothing is half done; run it again to go on."
 
 
 # The command line
@@ -200,6 +170,4 @@ def start_of(given: Mapping[str, Any]) -> Start:
             "--master has a secret among its parameters, which every user of this machine can see. "
             "Give the token of Spark Connect as SPARK_CONNECT_AUTHENTICATE_TOKEN."
         )
-    return Start(
-        master=given["master"], driver_memory=given["driver_memory"], configuration=configuration
-    )
+    return Start(given["master"], given["driver_memory"], configuration)

@@ -7,10 +7,9 @@ its client is installed (extra `openlineage`). An event that cannot be sent fail
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -30,73 +29,60 @@ class DatasetName(NamedTuple):
     name: str
 
 
-class JobRun:
-    """What a job fills in while it runs."""
-
-    report: Report | None = None
-
-
-@contextmanager
-def lineage_of(name: str, params: Params, tell: Tell) -> Iterator[JobRun]:
-    """Tell the beginning and the end of a job that runs within."""
-    run = JobRun()
+def with_lineage(name: str, params: Params, tell: Tell, work: Callable[[], Report]) -> Report:
+    """Run a job, and tell its beginning and its end."""
     try:
-        events = _RunEvents(name, params, tell)
+        send = _sender(name, params, tell)
     except ImportError:
         tell(
             "OpenLineage is configured, but its client is not installed: "
             "pip install 'django-delayq[openlineage]'."
         )
-        yield run
-        return
-    events.send("START")
+        return work()
+    send("START")
     try:
-        yield run
+        report = work()
     except BaseException as error:
-        events.send("ABORT" if isinstance(error, KeyboardInterrupt) else "FAIL", error=str(error))
+        send("ABORT" if isinstance(error, KeyboardInterrupt) else "FAIL", error=str(error))
         raise
-    events.send("COMPLETE", report=run.report)
+    send("COMPLETE", report)
+    return report
 
 
-class _RunEvents:
-    """Those of one run."""
+def _sender(name: str, params: Params, tell: Tell) -> Callable[..., None]:
+    """What sends the events of one run."""
+    import attr
+    from openlineage.client import OpenLineageClient, event_v2
+    from openlineage.client.facet_v2 import RunFacet, error_message_run
 
-    def __init__(self, name: str, params: Params, tell: Tell) -> None:
-        from openlineage.client import OpenLineageClient, event_v2
+    client, run_id = OpenLineageClient(), str(uuid4())
+    namespace = os.environ.get("OPENLINEAGE_NAMESPACE", NAMESPACE)
+    inputs, outputs = data_sets(name, params)
+    report_facet = attr.make_class("ReportRunFacet", ["code", "figures", "problems"], (RunFacet,))
 
-        self._client, self._kinds, self._tell = OpenLineageClient(), event_v2, tell
-        self._name, self._run_id = f"pipeline.{name}", str(uuid4())
-        self._inputs, self._outputs = data_sets(name, params)
-
-    def send(self, state: str, *, report: Report | None = None, error: str = "") -> None:
-        """An event. An error of sending is told, and raised to nobody."""
-        kinds = self._kinds
+    def send(state: str, report: Report | None = None, error: str = "") -> None:
+        """An error of sending is told, and raised to nobody."""
+        facets: dict[str, RunFacet] = {}
         try:
-            event = kinds.RunEvent(
+            if error:
+                facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(error, "python")
+            if report is not None:
+                figures = msgspec.to_builtins(report.figures, enc_hook=str)
+                facets["delayq_report"] = report_facet(int(report.code), figures, report.problems)
+            event = event_v2.RunEvent(
                 eventTime=datetime.now(tz=timezone.utc).isoformat(),
-                eventType=kinds.RunState[state],
+                eventType=event_v2.RunState[state],
                 producer=PRODUCER,
-                run=kinds.Run(self._run_id, self._facets(report, error)),
-                job=kinds.Job(os.environ.get("OPENLINEAGE_NAMESPACE", NAMESPACE), self._name),
-                inputs=[kinds.InputDataset(*one) for one in self._inputs],
-                outputs=[kinds.OutputDataset(*one) for one in self._outputs],
+                run=event_v2.Run(run_id, facets),
+                job=event_v2.Job(namespace, f"pipeline.{name}"),
+                inputs=[event_v2.InputDataset(*one) for one in inputs],
+                outputs=[event_v2.OutputDataset(*one) for one in outputs],
             )
-            self._client.emit(event)
+            client.emit(event)
         except Exception as failed:  # whatever its transport raises
-            self._tell(f"The event {state} was not sent to OpenLineage: {failed}")
+            tell(f"The event {state} was not sent to OpenLineage: {failed}")
 
-    def _facets(self, report: Report | None, error: str) -> dict[str, Any]:
-        import attr
-        from openlineage.client.facet_v2 import RunFacet, error_message_run
-
-        facets: dict[str, Any] = {}
-        if error:
-            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(error, "python")
-        if report is not None:
-            figures = msgspec.to_builtins(report.figures, enc_hook=str)
-            facet = attr.make_class("ReportRunFacet", ["code", "figures", "problems"], (RunFacet,))
-            facets["delayq_report"] = facet(int(report.code), figures, report.problems)
-        return facets
+    return send
 
 
 def data_sets(name: str, params: Params) -> tuple[Sequence[DatasetName], Sequence[DatasetName]]:
@@ -105,31 +91,26 @@ def data_sets(name: str, params: Params) -> tuple[Sequence[DatasetName], Sequenc
     from .lake.lake import FIGURE_TABLES, FOLDER
 
     given, database = params.job, params.database
-    archive, outbox = (_table(database, table) for table in (database.table, database.outbox))
+    lake, archive = _place(params.lake.uri), _table(database, database.table)
+    outbox = _table(database, database.outbox)
     hours, days, forecast = (
         _table(database, model._meta.db_table) for model in (TopicHour, TaskDay, Forecast)
     )
-    lake = _place(params.lake.uri)
-    from_archive = given.get("source") == "archive"
     copies = [_place(f"{params.lake.uri}/{FOLDER}/{name}") for name in FIGURE_TABLES]
     queue = DatasetName("redis", str(params.redis.options.get("PREFIX", "delayq")))
-    letters = lake if given.get("source") == "lake" else archive
-    source = _table(database, str(given.get("source", "")))
-    if given.get("format") in ("parquet", "csv", "json"):
-        source = _place(str(given["source"]))
+    named = str(given.get("source", ""))
+    is_path = given.get("format") in ("parquet", "csv", "json")
+    in_sql = [hours, days]
     sets: dict[str, tuple[Sequence[DatasetName], Sequence[DatasetName]]] = {
         "export": ([archive], [lake]),
-        "stats": (
-            [archive if from_archive else lake],
-            [hours, days, *([] if from_archive else copies)],
-        ),
+        "stats": ([archive], in_sql) if named == "archive" else ([lake], [*in_sql, *copies]),
         "check": ([hours], []),
         "forecast": ([queue, outbox], [forecast]),
         "audit": ([queue, outbox, archive, *([lake] if lake.name else [])], []),
-        "schedule": ([source], [queue]),
-        "replay": ([letters], [queue]),
+        "schedule": ([_place(named) if is_path else _table(database, named)], [queue]),
+        "replay": ([lake if named == "lake" else archive], [queue]),
     }
-    return sets.get(name, ([], []))
+    return sets[name]
 
 
 def _table(database: Database, table: str) -> DatasetName:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -44,10 +44,8 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ref: str = ""
 
     def __post_init__(self) -> None:
-        if self.ref and self.ref.partition(":")[0] not in (
-            "env",
-            "file",
-        ):  # not repeated: it may be the secret itself
+        # The value is not repeated: it may be the secret itself.
+        if self.ref and self.ref.partition(":")[0] not in ("env", "file"):
             raise ConfigurationError(
                 "A secret is referred to as env:NAME or file:/path, and never given itself."
             )
@@ -92,10 +90,18 @@ class Database(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zone: str = "UTC"
     """Zone of the times that are stored without one."""
 
+    def resolved(self) -> dict[str, Any]:
+        """The entry of DATABASES, with its secret. Raises ConfigurationError."""
+        names = ("engine", "name", "user", "host", "port")
+        entry = {name.upper(): getattr(self, name) for name in names}
+        return {**entry, "PASSWORD": self.password.resolve(), "OPTIONS": dict(self.options)}
+
     @property
     def vendor(self) -> str:
         """postgresql, mysql, sqlite, or the name of another backend."""
-        return self.engine.rpartition(".")[2].removesuffix("3")
+        last = self.engine.rpartition(".")[2]
+        of_gis = {"postgis": "postgresql", "spatialite": "sqlite"}
+        return of_gis.get(last, last.removesuffix("3"))
 
 
 class Redis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,12 +113,15 @@ class Redis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     next: Secret = Secret()
     """The URL to which the store is to move. Empty: it does not move, or the job is not told."""
 
-    def settings(self) -> Settings:
-        """The settings for a RedisStore. They hold the secret: never log, pickle or put them into a
-        plan of Spark. Raises ConfigurationError.
-        """
+    def resolved(self) -> dict[str, Any]:
+        """DELAYQ with its secrets: never log, pickle or put it into a plan of Spark. Raises
+        ConfigurationError."""
         secrets = {"REDIS": self.url.resolve(), "REDIS_NEXT": self.next.resolve()}
-        return parse_settings({**self.options, **secrets})
+        return {**self.options, **secrets}
+
+    def settings(self) -> Settings:
+        """The settings for a RedisStore, as secret as resolved(). Raises ConfigurationError."""
+        return parse_settings(self.resolved())
 
 
 class Storage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -253,6 +262,8 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     takes: ClassVar[Sequence[str]] = ("dry_run",)
     """The fields of Params that the job uses."""
+    interrupted: ClassVar[str] = "nothing is half done; run it again to go on."
+    """What an interrupted job has left."""
 
     def check(self, params: Params) -> None:
         """Raise Refused when the job cannot run with these parameters. Needs no Spark."""
@@ -264,23 +275,16 @@ class JobOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise Refused(
                 f"until ({params.until}) is not after since ({params.since}): exchange them."
             )
-        if self.needs_lake() and not params.lake:
+        if "lake" in self.needs() and not params.lake:
             raise Refused(
                 "This job needs a lake: give --lake URI (s3://bucket/path, gs://, abfss://, or a "
                 "path that all machines see), or set DELAYQ_LAKE in the environment."
             )
 
-    def needs_lake(self) -> bool:
-        """Whether the job reads or writes the lake."""
-        return False
-
-    def needs_redis(self) -> bool:
-        """Whether the job speaks to Redis: then other machines need a reference to its URL."""
-        return True
-
-    def needs_spark(self) -> bool:
-        """Whether the job needs a session of Spark. Without, it is given None."""
-        return True
+    def needs(self) -> Collection[str]:
+        """Which of `lake`, `redis` and `spark` the job needs with these options. Without `redis`,
+        other machines need no reference to its URL; without `spark`, the job gets no session."""
+        return ("redis", "spark")
 
 
 class ExportOptions(JobOptions):
@@ -315,13 +319,9 @@ class ExportOptions(JobOptions):
     """Keep files that the lake does not have any more, or not yet, for this long: another process
     may read or write them."""
 
-    def needs_lake(self) -> bool:
-        """Yes: it writes the lake."""
-        return True
-
-    def needs_redis(self) -> bool:
-        """Only to prune: rows of exactly_once tasks stay while Redis has their messages."""
-        return self.prune is not None
+    def needs(self) -> Collection[str]:
+        """Redis only to prune: rows of exactly_once tasks stay while Redis has their messages."""
+        return ("lake", "spark") if self.prune is None else ("lake", "redis", "spark")
 
 
 class StatsOptions(JobOptions):
@@ -344,17 +344,10 @@ class StatsOptions(JobOptions):
     spark: bool = True
     """Count in this process, one file after the other, without Spark and Java."""
 
-    def needs_lake(self) -> bool:
-        """Yes, unless it reads the archive."""
-        return self.source == "lake"
-
-    def needs_redis(self) -> bool:
-        """No."""
-        return False
-
-    def needs_spark(self) -> bool:
-        """As the user says."""
-        return self.spark
+    def needs(self) -> Collection[str]:
+        """The lake, unless it reads the archive; Spark, as the user says."""
+        lake = ["lake"] if self.source == "lake" else []
+        return [*lake, "spark"] if self.spark else lake
 
 
 class CheckOptions(JobOptions):
@@ -384,9 +377,9 @@ class CheckOptions(JobOptions):
     messages: Count | None = None
     """So many messages of each topic have to have ended."""
 
-    def needs_spark(self) -> bool:
-        """No."""
-        return False
+    def needs(self) -> Collection[str]:
+        """Neither Redis nor Spark: the figures are in SQL."""
+        return ()
 
     def check(self, params: Params) -> None:
         """There is a limit."""
@@ -411,9 +404,9 @@ class ForecastOptions(JobOptions):
     replica: Reference = ""
     """Read a replica of Redis; this is a reference to its URL: env:NAME or file:/path."""
 
-    def needs_spark(self) -> bool:
-        """No."""
-        return False
+    def needs(self) -> Collection[str]:
+        """No Spark."""
+        return ("redis",)
 
 
 class AuditOptions(JobOptions):
@@ -476,7 +469,37 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Stands for the limit of its messages in their records; empty without one."""
 
 
-class ScheduleOptions(JobOptions):
+class SendingOptions(JobOptions, kw_only=True):
+    """The base class for jobs that make messages."""
+
+    interrupted = "what was sent stays; the same job again sends the rest."
+
+    job: str
+    """Names this load. The same job again makes no message twice, also after its messages have
+    finished."""
+    delay_ms: Milliseconds = 0
+    """Messages are due this long after the start of the job."""
+    max_per_second: Rate | None = None
+    """At most this many messages per second, so that the workers keep up."""
+    splits: Splits = 4
+    """Parts of each partition that are written side by side. Keep it when you repeat a job."""
+
+    def check(self, params: Params) -> None:
+        """Bodies may be written in plain text."""
+        super().check(params)
+        check_plain("The job", params.encrypted or "ENCRYPTION_KEYS" in params.redis.options)
+
+
+def check_plain(what: str, encrypted: bool) -> None:
+    """Raise Refused for what makes messages in bulk, where bodies have to be encrypted."""
+    if encrypted:
+        raise Refused(
+            f'{what} writes the bodies of messages in plain text, and DELAYQ["ENCRYPTION_KEYS"] is '
+            "set. Use enqueue_many() and the replay of the pages or of code: these encrypt."
+        )
+
+
+class ScheduleOptions(SendingOptions):
     """Enqueue a message per row of a file, a table or a query.
 
     The same job again adds nothing twice.
@@ -485,9 +508,6 @@ class ScheduleOptions(JobOptions):
           --source coupons.csv --format csv --key id --due expires_at
     """
 
-    job: str
-    """Names this load. The same job again adds nothing twice, also after its messages have
-    finished."""
     task: TaskSpec
     """Name of the task."""
     source: str
@@ -502,15 +522,9 @@ class ScheduleOptions(JobOptions):
     """The parameter gets its value from the column. Without it: columns named as parameters."""
     due: Column = ""
     """Has the due time. Without it: see --delay."""
-    delay_ms: Milliseconds = 0
-    """Messages are due this long after the start of the job."""
     rejects: Folder = ""
     """Write refused rows here, with reasons, to JOB.rejects. Without it one refused row refuses
     the job."""
-    max_per_second: Rate | None = None
-    """At most this many messages per second, so that the workers keep up."""
-    splits: Splits = 4
-    """Parts of each partition that are written side by side. Keep it when you repeat a job."""
 
     def check(self, params: Params) -> None:
         """There is one due time."""
@@ -522,7 +536,7 @@ class ScheduleOptions(JobOptions):
             )
 
 
-class ReplayOptions(JobOptions):
+class ReplayOptions(SendingOptions):
     """Enqueue dead letters again, each of them once.
 
     Use it for very many dead letters; `delayq replay` does the same without Spark.
@@ -532,8 +546,6 @@ class ReplayOptions(JobOptions):
 
     takes = ("lake", "since", "until", "topic", "dry_run")
 
-    job: str
-    """Names this load. The same job again replays nothing twice."""
     tasks: Sequence[TaskSpec] = ()
     """The declared tasks: a dead letter of another task is left alone, and counted."""
     source: Literal["archive", "lake"] = "archive"
@@ -543,17 +555,11 @@ class ReplayOptions(JobOptions):
     9"."""
     edits: Edits = {}
     """The argument gets the value of the expression, in SQL over the same columns."""
-    delay_ms: Milliseconds = 0
-    """Messages are due this long after the start of the job."""
     reason: str = ""
     """Why the job runs, for the record."""
     by: str = ""
     """Who runs the job, for the record."""
-    max_per_second: Rate | None = None
-    """At most this many messages per second, so that the workers keep up."""
-    splits: Splits = 4
-    """Parts of each partition that are written side by side. Keep it when you repeat a job."""
 
-    def needs_lake(self) -> bool:
-        """Yes, unless it reads the archive."""
-        return self.source == "lake"
+    def needs(self) -> Collection[str]:
+        """The lake, unless it reads the archive."""
+        return (*super().needs(), "lake") if self.source == "lake" else super().needs()

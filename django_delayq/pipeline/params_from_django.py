@@ -6,11 +6,11 @@ Only the driver has Django set up. Executors know Params and nothing else.
 
 from __future__ import annotations
 
-import os
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,13 @@ def parameters(
                 f"URL of Redis."
             )
     with private_folder() as folder:
-        password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
         settings = get_settings()
-        # Other machines cannot read a file of this one.
-        url = Secret(redis_secret) or (
-            Secret() if elsewhere else _kept(folder, "redis", url_of(settings))
-        )
-        # On other machines a job ends when the store moves.
-        after = Secret() if elsewhere else _kept(folder, "redis_next", settings.redis_next)
+        password = Secret(database_secret) or _kept(folder, "database", entry.get("PASSWORD") or "")
+        url, after = Secret(redis_secret), Secret()
+        # Other machines cannot read a file of this one; there a job ends when the store moves.
+        if not elsewhere:
+            url = url or _kept(folder, "redis", url_of(settings))
+            after = _kept(folder, "redis_next", settings.redis_next)
         # DELAYQ without its secrets, as values that JSON can hold.
         options = {
             field.name.upper(): getattr(settings, field.name)
@@ -68,12 +67,8 @@ def parameters(
             if field.repr and field.name not in ("topics", "database")
         }
         options["TOPICS"] = {
-            topic: {
-                name: value
-                for name in topic_options.__dataclass_fields__
-                if (value := getattr(topic_options, name)) is not None
-            }
-            for topic, topic_options in settings.topics.items()
+            topic: {name: value for name, value in asdict(told).items() if value is not None}
+            for topic, told in settings.topics.items()
         }
         yield Params(
             database=_database(entry, password),
@@ -94,22 +89,10 @@ def set_up(params: Params) -> None:
             from .sources.databases import mysql_driver
 
             mysql_driver()
-        entry = {
-            "ENGINE": database.engine, "NAME": database.name, "USER": database.user,
-            "HOST": database.host,
-            "PORT": database.port, "PASSWORD": database.password.resolve(),
-            "OPTIONS": dict(database.options),
-            "TIME_ZONE": database.zone,
-        }  # fmt: skip
         django_settings.configure(
-            DATABASES={"default": entry},
+            DATABASES={"default": {**database.resolved(), "TIME_ZONE": database.zone}},
             INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "django_delayq"],
-            DELAYQ={
-                **params.redis.options,
-                "REDIS": params.redis.url.resolve(),
-                "REDIS_NEXT": params.redis.next.resolve(),
-                "DATABASE": "default",
-            },
+            DELAYQ={**params.redis.resolved(), "DATABASE": "default"},
             DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             USE_TZ=True,
             TIME_ZONE=database.zone,
@@ -121,9 +104,8 @@ def _kept(folder: Path, name: str, secret: str) -> Secret:
     if not secret:
         return Secret()
     path = folder / name
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(secret)
+    path.touch(0o600, exist_ok=False)
+    path.write_text(secret, encoding="utf-8")
     return Secret(f"file:{path}")
 
 
@@ -160,10 +142,8 @@ def _database(entry: Mapping[str, Any], password: Secret) -> Database:
 
 
 def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_json(part) for name, part in value.items())
-    return (
-        all(map(_is_json, value))
-        if isinstance(value, list)
-        else isinstance(value, str | int | float | bool)
-    )
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

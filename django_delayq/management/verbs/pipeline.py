@@ -33,15 +33,8 @@ from ...core.signal_handlers import handled
 from ...core.times import in_words, utc
 from ...pipeline import params_from_django, rendering
 from ...pipeline.job_errors import Refused, cause, code_of
-from ...pipeline.jobs import (
-    JOBS,
-    Job,
-    add_start_arguments,
-    interruption,
-    run_job,
-    start_of,
-)
-from ...pipeline.params import Params, Report, TaskSpec
+from ...pipeline.jobs import JOBS, Job, add_start_arguments, run_job, start_of
+from ...pipeline.params import JobOptions, Params, Report, TaskSpec
 from ...pipeline.session import java_log
 from ..cli import (
     DURATIONS,
@@ -93,7 +86,7 @@ class Command(Verb):
                     report = run_job(job.name, params, start, self.reporter.show)
         except KeyboardInterrupt:
             self.reporter.clear()
-            self.stderr.write(f"Interrupted: {interruption(job.name)}", style_func=str)
+            self.stderr.write(f"Interrupted: {job.options.interrupted}", style_func=str)
             sys.exit(INTERRUPTED)
         except Exception as error:
             self.reporter.clear()
@@ -112,7 +105,7 @@ class Command(Verb):
             database_secret=options["database_secret"],
             redis_secret=options["redis_secret"],
             elsewhere=elsewhere,
-            needs_redis=msgspec.convert(given["job"], job.options).needs_redis(),
+            needs_redis="redis" in msgspec.convert(given["job"], job.options).needs(),
             **given,
         )
 
@@ -151,11 +144,13 @@ class Command(Verb):
 
 def add_job_arguments(parser: ArgumentParser, job: Job) -> None:
     """The options of the job, and the parameters that mean something to it."""
-    (definition,) = ast.parse(inspect.getsource(job.options)).body
-    assert isinstance(definition, ast.ClassDef)
+    kinds = [kind for kind in job.options.__mro__ if issubclass(kind, JobOptions)]
     # The texts under the fields.
     docs = {
         field.target.id: " ".join(str(text.value.value).split()).replace("%", "%%")
+        for kind in kinds
+        for definition in ast.parse(inspect.getsource(kind)).body
+        if isinstance(definition, ast.ClassDef)
         for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)

@@ -29,8 +29,7 @@ from ...core.message import new_id
 from ...operators import operations
 from ...pipeline import rendering
 from ...pipeline.job_errors import ArrowMissing, Refused
-from ...pipeline.jobs import check_plain
-from ...pipeline.params import ScheduleOptions
+from ...pipeline.params import ScheduleOptions, check_plain
 from ...store import get_store
 from ...tasks import redaction, registry
 from ...tasks.arguments import in_one_line, read_json

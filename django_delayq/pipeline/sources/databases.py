@@ -22,9 +22,6 @@ PATIENCE = 60.0
 #: OPTIONS that are left out for readers: a pool would open connections that nobody uses, and
 #: SERIALIZABLE reads would lock rows.
 _FOR_WRITERS = frozenset({"pool", "isolation_level", "transaction_mode"})
-#: Engines that need more than a driver, for example GDAL, and the engines under them: an executor
-#: may lack GDAL.
-_MADE_OF = {"postgis": "postgresql", "spatialite": "sqlite3"}
 
 
 @contextmanager
@@ -63,16 +60,10 @@ def connection_to(database: Database) -> Any:
 
     Raises ConfigurationError when there is no such engine here, or a secret cannot be resolved.
     """
-    options = {name: value for name, value in database.options.items() if name not in _FOR_WRITERS}
-    entry = {
-        "ENGINE": backend_of(database).__module__.removesuffix(".base"),
-        "NAME": database.name,
-        "USER": database.user,
-        "PASSWORD": database.password.resolve(),
-        "HOST": database.host,
-        "PORT": database.port,
-        "OPTIONS": options,
-    }
+    entry = database.resolved()
+    entry["ENGINE"] = backend_of(database).__module__.removesuffix(".base")
+    for name in _FOR_WRITERS & entry["OPTIONS"].keys():
+        del entry["OPTIONS"][name]
     return ConnectionHandler({"default": entry})["default"]
 
 
@@ -88,19 +79,18 @@ def mysql_driver() -> None:
 
 def backend_of(database: Database) -> Any:
     """The class of Django's that connects: that of the engine, or of the engine under it where the
-    first cannot be loaded."""
+    first cannot be loaded; that of PostGIS, for example, needs GDAL."""
     if not settings.configured:
         settings.configure(USE_TZ=True)
-    last = database.engine.rpartition(".")[2]
-    simple = f"django.db.backends.{_MADE_OF.get(last, last)}"
-    if last == "mysql":
+    if database.vendor == "mysql":
         mysql_driver()
     try:
         return load_backend(database.engine).DatabaseWrapper
     except ImproperlyConfigured as error:
         problem = f"The database's engine {database.engine!r} cannot be loaded here: {error}"
+    simple = "sqlite3" if database.vendor == "sqlite" else database.vendor
     try:
-        return load_backend(simple).DatabaseWrapper
+        return load_backend(f"django.db.backends.{simple}").DatabaseWrapper
     except ImproperlyConfigured:
         raise ConfigurationError(problem) from None
 
