@@ -256,7 +256,7 @@ def test_a_name_that_would_be_another_key_is_refused(name: str) -> None:
 #: What may stand in the text of a statement: names that are quoted, and tables of ours.
 NAMES_IN_SQL = {
     "quote(role)",
-    "quote(table)",
+    "quote(database.table)",
     "columns",
     "where",
     "int(patience_of(database) * 1000)",

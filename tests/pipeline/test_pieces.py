@@ -57,9 +57,9 @@ def found_in(maker: MessageMaker, tasks: list[list[pa.RecordBatch]]) -> Found:
     cuts = [cut for rows in tasks for cut in pieces.cut(maker(rows), cells)]
     whole = pa.Table.from_batches(cuts, pieces.CUT_ROWS).sort_by("part").to_batches(7)
     return Found(
-        [row for rows in pieces.summed(whole) for row in rows.to_pylist()],
+        [row for rows in pieces.part_totals(whole) for row in rows.to_pylist()],
         [rows.to_pylist() for rows in pieces.ready(whole, maker)],
-        [rows.to_pylist() for rows in pieces.refused(whole)],
+        [rows.to_pylist() for rows in pieces.reasons(whole)],
     )
 
 

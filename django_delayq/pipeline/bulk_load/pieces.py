@@ -28,7 +28,7 @@ CUT = 64 * 1024 * 1024
 #: Most rows and, about, most bytes of a batch of messages or of refused rows.
 MOST_ROWS, MOST_BYTES = 5_000, 8 * 1024 * 1024
 
-#: Rows of one part of one cell, in any order: what summed() needs of them, and ROWS.
+#: Rows of one part of one cell, in any order: what part_totals() needs of them, and ROWS.
 CUT_ROWS = pa.schema([("part", pa.int32()), ("sums", pa.binary()), ("made", pa.binary())])
 #: What is in `sums`, a sixth of the bytes of the rows.
 SUMS = pa.schema(
@@ -89,7 +89,7 @@ def _cut(made: Sequence[pa.RecordBatch], cells: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([names, *packed], schema=CUT_ROWS)
 
 
-def summed(cuts: Iterable[pa.RecordBatch]) -> Batches:
+def part_totals(cuts: Iterable[pa.RecordBatch]) -> Batches:
     """TOTALS of CUT_ROWS that are in the order of their parts."""
     for rows in _by_part(cuts, "sums", SUMS):
         fits = _fit(rows["fits"], messages.copies(rows["id"]))
@@ -110,7 +110,7 @@ def ready(cuts: Iterable[pa.RecordBatch], maker: MessageMaker) -> Batches:
             yield _one_batch(maker.messages(made.take(order.slice(at, each))))
 
 
-def refused(cuts: Iterable[pa.RecordBatch]) -> Batches:
+def reasons(cuts: Iterable[pa.RecordBatch]) -> Batches:
     """WHY of the rows that are no messages, of CUT_ROWS that are in the order of their parts."""
     for made, fits, copies in _checked(cuts):
         bad = made.append_column("copies", copies).filter(pc.invert(fits))

@@ -85,12 +85,12 @@ def message_pieces(source: DataFrame, maker: MessageMaker) -> DataFrame:
     )
 
 
-def refused(made: DataFrame) -> DataFrame:
+def refused_rows(made: DataFrame) -> DataFrame:
     """pieces.WHY of the rows of message_pieces() that are no messages."""
-    return made.select("part", "made").mapInArrow(pieces.refused, from_arrow_schema(pieces.WHY))
+    return made.select("part", "made").mapInArrow(pieces.reasons, from_arrow_schema(pieces.WHY))
 
 
-def write(made: DataFrame, maker: MessageMaker, redis: Redis, spec: LoadSpec) -> None:
+def write_pieces(made: DataFrame, maker: MessageMaker, redis: Redis, spec: LoadSpec) -> None:
     """Write the messages of message_pieces(). What makes messages of the pieces writes them: a sink
     of Spark would get them through Java, at a third of the job's CPU time."""
     writer = WRITER(redis, spec)
@@ -114,7 +114,7 @@ class _FrameRows:
         self.made = message_pieces(source, maker).persist(StorageLevel.DISK_ONLY)
         hashed = F.sum(F.col("hash").cast("decimal(38,0)")).cast("string")
         sums = self.made.select("part", "sums")
-        totals = sums.mapInArrow(pieces.summed, from_arrow_schema(pieces.TOTALS))
+        totals = sums.mapInArrow(pieces.part_totals, from_arrow_schema(pieces.TOTALS))
         (found,) = totals.agg(F.sum("rows"), F.sum("body_bytes"), hashed, F.sum("bad")).collect()
         self.good = LoadTotals(found[0] or 0, found[1] or 0, found[2] or "0")
         self.bad = found[3] or 0
@@ -122,7 +122,7 @@ class _FrameRows:
     def named(self) -> Sequence[Mapping[str, Any]]:
         if not self.bad:
             return []
-        first = refused(self.made).orderBy("name").limit(scheduling.NAMED)
+        first = refused_rows(self.made).orderBy("name").limit(scheduling.NAMED)
         found = first.select(F.col("name").alias("key"), "reason").collect()
         return [row.asDict() for row in found]
 
@@ -131,7 +131,7 @@ class _FrameRows:
         given.coalesce(1).write.mode("overwrite").json(_rejects_folder(self._options))
 
     def write(self, spec: LoadSpec) -> None:
-        write(self.made, self._maker, self._redis, spec)
+        write_pieces(self.made, self._maker, self._redis, spec)
 
     def rate(self) -> float | None:
         most = self._maker.partitions * self._options.splits
@@ -143,7 +143,7 @@ class _FrameRows:
 
 def rejects(source: DataFrame, maker: MessageMaker) -> DataFrame:
     """Each row that cannot be a message, and why."""
-    found = refused(message_pieces(source, replace(maker, keep=True)))
+    found = refused_rows(message_pieces(source, replace(maker, keep=True)))
     return found.select("reason", F.try_parse_json("row").alias("row"))
 
 
