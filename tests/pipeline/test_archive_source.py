@@ -273,7 +273,7 @@ def test_an_unknown_engine_is_refused(database: Database) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "sqlite": {"timeout": 5, "transaction_mode": "EXCLUSIVE", "init_command": "PRAGMA cache_size=100"},
+    "sqlite": {"timeout": 5, "transaction_mode": "EXCLUSIVE", "init_command": "PRAGMA user_version=7"},
     "postgresql": {
         "pool": True, "isolation_level": 3, "sslmode": "prefer", "connect_timeout": 5, "client_encoding": "LATIN1",
         "options": "-c statement_timeout=1 -c bytea_output=escape -c DateStyle=German -c TimeZone=Asia/Tokyo",

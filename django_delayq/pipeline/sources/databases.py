@@ -34,6 +34,7 @@ def connected(database: Database) -> Iterator[Any]:
     entry = database
     if backend_of(database).vendor == "sqlite":
         options = {**database.options, "timeout": patience_of(database), "detect_types": 0}
+        options.pop("init_command", None)  # one that writes, such as journal_mode=WAL, would fail
         entry = msgspec.structs.replace(database, name=address_of(database.name), options=options)
     with closing(connection_to(entry)) as connection:
         try:
