@@ -289,12 +289,13 @@ def _grouped(
 
 
 def _as_aggregates(unit: Unit, keys: pa.Table, figures: Mapping[str, Any]) -> Batches:
-    """With all columns of AGGREGATES."""
+    """With all columns of AGGREGATES, in one batch: _by_day() takes a day for over when a batch of
+    later ones comes."""
     columns = {field.name: pa.nulls(keys.num_rows, field.type) for field in AGGREGATES}
     columns["unit"] = pa.repeat(unit.name, keys.num_rows)
     columns["task"] = pa.repeat("", keys.num_rows)
     columns |= zip(keys.column_names, keys.columns, strict=True)
-    yield from pa.table({**columns, **figures}).cast(AGGREGATES).to_batches()
+    yield from pa.table({**columns, **figures}).cast(AGGREGATES).combine_chunks().to_batches()
 
 
 # Adding up
