@@ -17,11 +17,11 @@ from tests.benchmarks.pipeline_stats import committed, compute
 from tests.benchmarks.versus import made_lake
 from tests.pipeline.clusters import Cluster
 
-ROWS, RUNS = 4_000_000, 3
+ROWS, RUNS = 10_000_000, 3
 #: Sessions of each kind.
 TURNS = 2
 #: Computed before in each session.
-WARM = 4
+WARM = 10
 
 
 def main(arguments: list[str]) -> None:

@@ -70,7 +70,7 @@ MEANINGS = {
     "without: opening it, a commit, and planning a read of one day",
     "pipeline_memory": "the highest resident memory of each job's driver, over 2,000,000 messages of 30 days and over ten "
     "times as many of 300 days; the figure is how much more the larger takes",
-    "pipeline_cluster": "the figures of a lake of 4,000,000 rows by `local[2]`, and by a standalone master with two workers "
+    "pipeline_cluster": "the figures of a lake of 10,000,000 rows by `local[2]`, and by a standalone master with two workers "
     "of a core each, by turns; warm",
     "crash": "`kill -9` of a worker in the middle of 1,000 messages with a lease of 2 s while another takes over",
 }
