@@ -112,7 +112,7 @@ def prepared(path: str) -> list[Any]:
     whole = pa.Table.from_batches(made).sort_by([("cell", "ascending"), ("id", "ascending")])
     calls = []
     for cell in range(PARTITIONS * 4):
-        mine = maker.messages(whole.filter(pc.equal(whole["cell"], cell)))
+        mine = maker.as_messages(whole.filter(pc.equal(whole["cell"], cell)))
         for batch in mine.combine_chunks().to_batches(500):
             partition = Partition("reminders", cell // 4)
             calls.append((partition, cell % 4, load_arguments(batch, 0, 1 << 30)))

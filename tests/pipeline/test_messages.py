@@ -105,7 +105,7 @@ def messages_of(found: list[Any], given: ScheduleOptions) -> list[dict[str, Any]
     rows = pa.Table.from_pylist([row.asDict() for row in found], MADE)
     plan = row_messages.plan(given, pa.schema([("k", pa.string()), ("a", pa.string())]))
     maker = MessageMaker(planned=plan, now=NOW, limit=LIMIT, partitions=4)
-    made: list[dict[str, Any]] = maker.messages(rows).to_pylist()
+    made: list[dict[str, Any]] = maker.as_messages(rows).to_pylist()
     return made
 
 

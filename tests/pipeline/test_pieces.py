@@ -76,7 +76,7 @@ def test_each_row_is_in_one_piece_and_each_split_in_the_order_of_its_ids(
     random.Random(3).shuffle(keys)
     tasks = [batches(keys[:1_000]), batches(keys[1_000:])]
     sent = together(found_in(maker, tasks).messages)
-    made = maker.messages(pa.Table.from_batches(maker(batches(keys)))).to_pylist()
+    made = maker.as_messages(pa.Table.from_batches(maker(batches(keys)))).to_pylist()
     assert sorted(sent, key=itemgetter("id")) == sorted(made, key=itemgetter("id"))
     of_split = defaultdict(list)
     for message in sent:

@@ -30,7 +30,7 @@ MOST_ROWS, MOST_BYTES = 5_000, 8 * 1024 * 1024
 
 #: Rows of one part of one cell, in any order: what part_totals() needs of them, and ROWS.
 CUT_ROWS = pa.schema([("part", pa.int32()), ("sums", pa.binary()), ("made", pa.binary())])
-#: What is in `sums`, a sixth of the bytes of the rows.
+#: What is in `sums`: a fifth of the bytes of `made`.
 SUMS = pa.schema(
     [("id", pa.binary()), ("hash", pa.int64()), ("size", pa.int32()), ("fits", pa.bool_())]
 )
@@ -107,7 +107,7 @@ def ready(cuts: Iterable[pa.RecordBatch], maker: MessageMaker) -> Batches:
         order = order.filter(fits.take(order))
         each = _most_rows(made)
         for at in range(0, len(order), each):
-            yield _one_batch(maker.messages(made.take(order.slice(at, each))))
+            yield _one_batch(maker.as_messages(made.take(order.slice(at, each))))
 
 
 def reasons(cuts: Iterable[pa.RecordBatch]) -> Batches:

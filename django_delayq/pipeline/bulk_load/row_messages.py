@@ -35,9 +35,9 @@ from . import json_values, messages
 CORRUPT = "_corrupt_record"
 MOST_KEY = 256
 
-#: Of each row what its message has of its own (the rest is the same for all, see
-#: MessageMaker.messages()), and its key, the reason why it cannot be a message, its cell, its hash
-#: (see messages.py), and the row itself as JSON if it is refused.
+#: Of each row: what its message has of its own (MessageMaker.as_messages() adds what all share),
+#: its key, the reason why it cannot be a message, its cell, its hash (see messages.py), and the row
+#: itself as JSON if it is refused.
 MADE = pa.schema(
     [
         ("id", pa.binary()),
@@ -266,7 +266,7 @@ class MessageMaker:
         bodies = rows.bodies(arguments, names, self.limit)
         return self._columns(rows, names, due, bodies)
 
-    def messages(self, made: pa.Table) -> pa.Table:
+    def as_messages(self, made: pa.Table) -> pa.Table:
         """schemas.MESSAGES of rows of MADE (or LARGE) that are messages; less than 2 GiB."""
         options, task = self.planned.options, self.planned.options.task
         cell = made["cell"].to_numpy()

@@ -113,7 +113,7 @@ class _FileRows:
         batches = (
             batch
             for at in range(0, rows, BATCH)
-            for batch in self._maker.messages(chosen.take(self._order.slice(at, BATCH)))
+            for batch in self._maker.as_messages(chosen.take(self._order.slice(at, BATCH)))
             .combine_chunks()
             .to_batches()
         )

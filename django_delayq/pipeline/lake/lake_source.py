@@ -27,7 +27,7 @@ from .lake import Lake
 
 #: Bytes of files that one task reads, unless one file has more.
 SHARE = 32 * 1024 * 1024
-LAST_ID = 2**63 - 1
+MAX_ID = 2**63 - 1
 
 
 def read_lake(
@@ -92,7 +92,7 @@ class LakeReader(DataSourceReader):
         self._since, self._until = options.get("since", ""), options.get("until", "")
         lo, hi = number_of(options, "lo"), number_of(options, "hi")
         is_every = lo is None and hi is None
-        self._ids = None if is_every else (lo or 0, LAST_ID if hi is None else hi)
+        self._ids = None if is_every else (lo or 0, MAX_ID if hi is None else hi)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Neighbouring files, some megabytes together."""

@@ -371,13 +371,12 @@ def _rows(table: pa.Table, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     return zip(*(table[name].to_pylist() for name in names), strict=True)
 
 
-# In one process
-
-
 def figures_of_aggregates(
     aggregates: Batches, most_errors: int, *, sorted_days: bool = False
 ) -> Iterator[Mapping[str, Any]]:
-    """AGGREGATES -> rows of SPANS, day after day. See _by_day()."""
+    """AGGREGATES -> rows of SPANS, day after day. It holds about twice as many aggregates as there
+    are keys, however many rows are counted. `sorted_days`: the rows came day after day; then it
+    holds those of the newest days only."""
     for _, of_day in _by_day(aggregates, sorted_days=sorted_days):
         for batch in added_up(_in_order(of_day), most_errors):
             yield from batch.to_pylist()
@@ -386,9 +385,8 @@ def figures_of_aggregates(
 def _by_day(
     aggregates: Batches, *, sorted_days: bool
 ) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
-    """Days since 1970, and AGGREGATES of each. It holds about twice as many as there are keys,
-    however many rows are counted. With `sorted_days` the rows came day after day, and it holds
-    those of the last days."""
+    """Days since 1970, and AGGREGATES of each: see figures_of_aggregates(). Where `sorted_days` is
+    not true of the rows, a day comes several times."""
     days: dict[int, list[pa.RecordBatch]] = defaultdict(list)
     rows, most = 0, ADDED
     for batch in aggregates:
@@ -425,6 +423,9 @@ def _in_order(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         pa.Table.from_batches(batches, AGGREGATES).sort_by(_IN_ORDER).to_batches(TOGETHER)
     )
     return found
+
+
+# In one process
 
 
 def figures_of_files(
