@@ -29,6 +29,7 @@ from django_delayq.pipeline.params import Database, Params, Secret
 from django_delayq.pipeline.source_options import encoded
 from django_delayq.pipeline.sources import adbc, ranges, table_reader
 from django_delayq.pipeline.sources.archive_source import RangeReader, read_archive
+from django_delayq.pipeline.sources.databases import connected, select_rows
 from django_delayq.pipeline.sources.query_source import QuerySource
 from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 
@@ -361,6 +362,37 @@ def test_a_reader_of_sqlite_keeps_no_writer_waiting(tmp_path: Path, mode: str) -
         writer.execute("INSERT INTO archive (topic) VALUES ('mail')")
         writer.commit()
     assert read + sum(batch.num_rows for batch in reading) == 5_001
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("reader", table_reader.READERS)
+def test_what_a_killed_writer_left_in_sqlite_is_undone_and_the_rows_are_read(
+    reader: str, tmp_path: Path
+) -> None:
+    running, killed = tmp_path / "running", tmp_path / "killed"
+    with closing(sqlite3.connect(running)) as writer:
+        writer.execute("CREATE TABLE archive (id INTEGER PRIMARY KEY, topic TEXT)")
+        writer.execute("INSERT INTO archive (topic) VALUES ('orders')")
+        writer.commit()
+        writer.execute("PRAGMA cache_size = 1")  # pages go to the file before the commit
+        writer.executemany("INSERT INTO archive (topic) VALUES (?)", [("mail",)] * 20_000)
+        for end in ("", "-journal"):
+            Path(f"{killed}{end}").write_bytes(Path(f"{running}{end}").read_bytes())
+    database = Database(engine="django.db.backends.sqlite3", name=str(killed), table="archive")
+    assert in_one(database, ["topic"], reader=reader)["topic"].to_pylist() == ["orders"]
+
+
+@pytest.mark.django_db
+def test_no_reader_of_sqlite_can_write(tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("CREATE TABLE archive (id INTEGER PRIMARY KEY)")
+    database = Database(engine="django.db.backends.sqlite3", name=str(path), table="archive")
+    insert = "INSERT INTO archive VALUES (1) RETURNING id"
+    with adbc.sqlite_columns(database, 1) as columns, pytest.raises(Exception, match="readonly"):
+        columns(insert)
+    with connected(database) as opened, pytest.raises(Exception, match="readonly"):
+        select_rows(opened, insert)
 
 
 def test_big_rows_make_small_batches(database: Database) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ..params import Database
-from .databases import address_of, connection_to, patience_of, unavailable
+from .databases import READ_ONLY, address_of, connection_to, patience_of, unavailable
 from .ranges import Range
 
 #: Bytes that a batch should have.
@@ -87,6 +87,7 @@ def sqlite_columns(database: Database, most: int) -> Iterator[Callable[[str], Se
         connection.cursor() as cursor,
     ):
         cursor.execute(f"PRAGMA busy_timeout = {int(patience_of(database) * 1000)}")
+        cursor.execute(READ_ONLY)
         # The first batch decides the types of the columns: so there is only one batch.
         cursor.adbc_statement.set_options(**{_ROWS_OF_BATCH: str(most)})
 

@@ -22,12 +22,14 @@ PATIENCE = 60.0
 #: OPTIONS that are left out for readers: a pool would open connections that nobody uses, and
 #: SERIALIZABLE reads would lock rows.
 _FOR_WRITERS = frozenset({"pool", "isolation_level", "transaction_mode"})
+#: What makes a connection to SQLite one for reading, see address_of().
+READ_ONLY = "PRAGMA query_only = 1"
 
 
 @contextmanager
 def connected(database: Database) -> Iterator[Any]:
-    """A connection of Django's for reading, closed at the end. That of SQLite is read-only, so a
-    wrong path makes no new database, and gives values as they are stored.
+    """A connection of Django's for reading, closed at the end. That of SQLite cannot write, makes
+    no new database of a wrong path, and gives values as they are stored.
 
     Raises DatabaseUnavailable and ConfigurationError. Neither names a password.
     """
@@ -39,9 +41,12 @@ def connected(database: Database) -> Iterator[Any]:
     with closing(connection_to(entry)) as connection:
         try:
             connection.ensure_connection()
-            if connection.vendor == "postgresql":
-                # The statement_timeout of the project is for its pages; a range may take minutes.
-                with connection.cursor() as cursor:
+            with connection.cursor() as cursor:
+                if connection.vendor == "sqlite":
+                    cursor.execute(READ_ONLY)
+                elif connection.vendor == "postgresql":
+                    # The statement_timeout of the project is for its pages; a range may take
+                    # minutes.
                     cursor.execute("SET statement_timeout = 0")
         except DjangoError as error:
             raise unavailable(database, error) from None
@@ -114,10 +119,15 @@ def patience_of(database: Database) -> float:
 
 
 def address_of(name: str) -> str:
-    """The read-only address of a file of SQLite. Raises ConfigurationError for a database in
-    memory."""
+    """The address of a file of SQLite that has to be there. Raises ConfigurationError for a
+    database in memory.
+
+    Its mode is rw, not ro: SQLite asks the reader to undo what a writer left that was killed in
+    the middle of a commit, and now and then what one is committing just now; with ro the reader
+    fails. Hence READ_ONLY. A file that may not be written is opened with ro all the same.
+    """
     if ":memory:" in name or "mode=memory" in name:
         raise ConfigurationError(
             "The archive is in the memory of one process, where Spark cannot read it."
         )
-    return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=ro"
+    return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=rw"

@@ -22,7 +22,7 @@ from ..job_errors import Refused
 from ..params import Database
 from ..schemas import TIME
 from ..source_options import encoded, read_option
-from .databases import connection_to
+from .databases import READ_ONLY, connection_to
 
 #: Rows of a batch. The first batch shows the types of the columns.
 BATCH = 10_000
@@ -30,7 +30,7 @@ _DECIMAL = pa.decimal128(38, 18)
 _READ_ONLY = {
     "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
     "mysql": "SET SESSION TRANSACTION READ ONLY",
-    "sqlite": "PRAGMA query_only = 1",
+    "sqlite": READ_ONLY,
 }
 
 
