@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = [
     "conf", "exceptions", "signals", "message", "times", "service", "connections", "database",
-    "log", "present", "version", "chunks", "cursors",
+    "log", "present", "job_report", "version", "chunks", "cursors",
 ]  # fmt: skip

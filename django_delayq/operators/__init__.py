@@ -11,5 +11,5 @@ __all__ = [
     "recurring", "replayer", "walk", "bulk_waiting", "purge", "waiting_list", "waiting_orders",
     "waiting_selection",
     "wider_search",
-    "edit_examples", "erase", "erased_texts", "api_tokens", "topic_permission",
+    "doctor", "edit_examples", "erase", "erased_texts", "api_tokens", "topic_permission",
 ]  # fmt: skip

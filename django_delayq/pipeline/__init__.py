@@ -9,5 +9,5 @@ from __future__ import annotations
 
 __all__ = [
     "audit", "bulk_load", "export", "forecast", "job_errors", "jobs", "lake", "lineage", "params",
-    "params_from_django", "rendering", "schemas", "session", "sinks", "sources", "stats",
+    "params_from_django", "schemas", "session", "sinks", "sources", "stats",
 ]  # fmt: skip

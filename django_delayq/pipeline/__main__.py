@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from ..core.exceptions import DelayQError
-from . import params_from_django, rendering, session
+from ..core.job_report import Report, ignore
+from . import params_from_django, session
 from .job_errors import Refused, code_of
 from .jobs import JOBS, add_start_arguments, run_job, start_of
-from .params import Params, Report, ignore
+from .params import Params
 from .session import submitted
 
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = Report(job=options.job, code=code_of(error), problems=[str(error)])
         if not options.json:
             return int(report.code)
-    sys.stdout.write((rendering.as_json if options.json else rendering.as_text)(report) + "\n")
+    sys.stdout.write((report.as_json() if options.json else report.as_text()) + "\n")
     return int(report.code)
 
 

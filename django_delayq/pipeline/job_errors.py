@@ -7,22 +7,12 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from enum import IntEnum
 
 from django.db import Error as DatabaseError
 
 from ..core import exceptions
 from ..core.exceptions import DelayQError
-
-
-class Code(IntEnum):
-    """Exit codes of a job."""
-
-    DONE = 0
-    FAILED = 1
-    REFUSED = 2
-    DIFFERENT = 3
-    """The audit found differences, or the check a limit that is broken."""
+from ..core.job_report import Code
 
 
 class Refused(DelayQError):

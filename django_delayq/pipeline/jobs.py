@@ -11,9 +11,10 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ..core.job_report import Report, Tell, ignore
 from . import params as parameters
 from .job_errors import Refused, cause
-from .params import CREDENTIALS, SECRET_NAME, Params, Report, Tell, ignore
+from .params import CREDENTIALS, SECRET_NAME, Params
 from .session import adapt, start_session
 
 

@@ -15,7 +15,8 @@ from uuid import uuid4
 import msgspec
 
 from .. import __version__
-from .params import Database, Params, Report, Tell
+from ..core.job_report import Report, Tell
+from .params import Database, Params
 
 PRODUCER = f"https://pypi.org/project/django-delayq/{__version__}"
 #: The namespace of the jobs, unless OPENLINEAGE_NAMESPACE names another.

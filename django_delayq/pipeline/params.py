@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -19,12 +19,9 @@ import msgspec
 from ..core.conf import Settings, parse_settings
 from ..core.exceptions import ConfigurationError
 from ..core.times import MAX_DELAY_MS
-from .job_errors import Code, Refused
+from .job_errors import Refused
 
 T = TypeVar("T")
-Tell = Callable[..., object]
-"""Takes a line about the progress of a job; also how many are done, and of how many, when that is
-known."""
 
 #: Names of settings whose values are secret.
 SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
@@ -32,10 +29,6 @@ SECRET_NAME = r"(?i)secret|password|passwd|token|access[.]?key|dsn"
 STORE_SECRET = r"(?i)secret|password|token|account[_.]?key|storage_key|sas_key|service_account_key"
 #: scheme://user:password@host
 CREDENTIALS = re.compile(r"://[^/\s]*:[^/\s]*@")
-
-
-def ignore(line: str, done: int = 0, total: int = 0) -> None:
-    """A Tell that drops the line."""
 
 
 class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,18 +198,6 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return msgspec.json.decode(raw, type=cls)
         except msgspec.MsgspecError as error:
             raise ConfigurationError(f"The parameters cannot be read: {error}") from error
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """The result of a job."""
-
-    job: str
-    code: Code = Code.DONE
-    figures: dict[str, Any] = msgspec.field(default_factory=dict)
-    rows: Sequence[Mapping[str, Any]] = ()
-    """A table, if there is one."""
-    problems: list[str] = msgspec.field(default_factory=list)
-    """Sentences that a person should read."""
 
 
 def _instant(name: str, text: str) -> datetime | None:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.core.message import new_id
 from django_delayq.models import AuditRun, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit import conclusion
-from django_delayq.pipeline.audit.doctor import examine, suspected
-from django_delayq.pipeline.job_errors import Code
-from django_delayq.pipeline.params import AuditOptions, Report, ignore
+from django_delayq.operators.doctor import conclusion
+from django_delayq.operators.doctor.conclusion import Course
+from django_delayq.operators.doctor.doctor import examine, suspected
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
@@ -37,7 +37,7 @@ def world(delayq: RedisStore) -> World:
 
 
 def look(world: World, topic: str = "", **options: Any) -> Report:
-    return examine(world.store, AuditOptions(**{"pause": 0, **options}), topic)
+    return examine(world.store, Course(**{"pause": 0, **options}), topic)
 
 
 def said(*args: str) -> tuple[int, str]:
@@ -185,7 +185,7 @@ def test_without_redis_the_code_is_no_difference(world: World) -> None:
 def test_progress_has_a_total(world: World) -> None:
     record.using(delay=timedelta(minutes=5), durable=True).enqueue_many([(n,) for n in range(600)])
     seen: list[tuple[str, int, int]] = []
-    examine(world.store, AuditOptions(pause=0), tell=lambda *step: seen.append(step))
+    examine(world.store, Course(pause=0), tell=lambda *step: seen.append(step))
     assert all(0 < done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2] >= OutboxMessage.objects.count()
 

@@ -7,8 +7,9 @@ from io import StringIO
 
 from django.core.management import CommandError, call_command
 
+from django_delayq.core.job_report import Report
 from django_delayq.pipeline.jobs import Start, check_params
-from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.params import Params
 
 
 class Call:

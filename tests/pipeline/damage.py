@@ -10,7 +10,7 @@ from django_delayq.archive.archiver import store_entries
 from django_delayq.core.message import ATTEMPTS, HEADER, STAMP, new_id, task_code
 from django_delayq.core.times import When
 from django_delayq.models import ArchivedMessage, OutboxMessage
-from django_delayq.pipeline.audit.findings import FindingKind
+from django_delayq.operators.doctor.findings import FindingKind
 from django_delayq.store import keys
 from django_delayq.store.finished import FinishedStream
 from django_delayq.store.keys import Partition

@@ -47,7 +47,7 @@ QUICK_JAVA = {"JAVA_TOOL_OPTIONS": JAVA}
 #: Runs jobs one after another in one session: CONFIGURATION (JSON), then NAME FILE for each job.
 JOBS = """
 import json, sys, traceback
-from django_delayq.pipeline import rendering, session
+from django_delayq.pipeline import session
 from django_delayq.pipeline import params_from_django
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.params import Params
@@ -63,8 +63,8 @@ def main(start, *jobs):
     for name, params in every:
         try:
             report = run(name, spark, params, lambda line, *counts: print(line, file=sys.stderr))
-            print(rendering.as_text(report), file=sys.stderr)
-            print(json.dumps(json.loads(rendering.as_json(report))), flush=True)
+            print(report.as_text(), file=sys.stderr)
+            print(json.dumps(json.loads(report.as_json())), flush=True)
         except Exception:
             print(json.dumps({"job": name, "error": traceback.format_exc()}), flush=True)
     exec(start["code"], globals() | {"spark": spark, "every": every})

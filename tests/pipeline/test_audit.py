@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.core.message import new_id
 from django_delayq.models import ArchivedMessage, AuditRun, OperatorAction, OutboxMessage
-from django_delayq.pipeline.audit import audit, conclusion
-from django_delayq.pipeline.audit.confirm import confirmed as confirm
-from django_delayq.pipeline.audit.findings import Finding, FindingKind
+from django_delayq.operators.doctor import conclusion
+from django_delayq.operators.doctor.findings import Finding, FindingKind
+from django_delayq.operators.doctor.second_look import confirmed as confirm
+from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code
-from django_delayq.pipeline.params import Params, Report, Storage, ignore
+from django_delayq.pipeline.params import Params, Storage
 from django_delayq.store.keys import Partition
 from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore

@@ -9,8 +9,8 @@ import pytest
 
 from django_delayq.client import moving
 from django_delayq.core.message import stamp_us_of
-from django_delayq.pipeline.audit.audit_repair import repaired
-from django_delayq.pipeline.audit.findings import Finding, FindingKind
+from django_delayq.operators.doctor.findings import Finding, FindingKind
+from django_delayq.operators.doctor.repairs import repaired
 from django_delayq.store.keys import Partition
 from django_delayq.store.queries import Life
 from django_delayq.store.store import RedisStore

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction, OutboxMessage
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
-from django_delayq.pipeline.params import Params, Report, ignore
+from django_delayq.pipeline.params import Params
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.pipeline import damage

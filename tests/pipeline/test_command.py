@@ -13,10 +13,11 @@ import msgspec
 import pytest
 from django.core.management import CommandError
 
+from django_delayq.core.job_report import Code, Report
 from django_delayq.management.verbs import pipeline
-from django_delayq.pipeline.job_errors import Code, Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import JOBS, Start, start_of
-from django_delayq.pipeline.params import Report, Secret, Storage
+from django_delayq.pipeline.params import Secret, Storage
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")

@@ -12,10 +12,11 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_delayq.core.exceptions import ConfigurationError, DelayQError, StoreUnavailable
+from django_delayq.core.job_report import Code, Report
 from django_delayq.pipeline import jobs
 from django_delayq.pipeline.__main__ import main
-from django_delayq.pipeline.job_errors import Code, LakeConflict, LakeError, Refused, SparkMissing
-from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.job_errors import LakeConflict, LakeError, Refused, SparkMissing
+from django_delayq.pipeline.params import Params
 from tests.pipeline.calling import Call
 
 pytestmark = pytest.mark.usefixtures("delayq", "transactional_db")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyspark.testing import assertDataFrameEqual
 
+from django_delayq.core.job_report import ignore
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.lake import compaction
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
-from django_delayq.pipeline.params import ignore
 from tests.pipeline.rows import make_rows
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=timezone.utc)

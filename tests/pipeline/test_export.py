@@ -13,15 +13,15 @@ import pytest
 from django.db import connection, connections, transaction
 from pyspark.testing import assertDataFrameEqual
 
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.models import ArchivedMessage, LakeBatch
 from django_delayq.pipeline import jobs
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code, LakeConflict, LakeError, Refused
+from django_delayq.pipeline.job_errors import LakeConflict, LakeError, Refused
 from django_delayq.pipeline.lake import batches
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
 from django_delayq.pipeline.lake.ledger import Ledger, settled_at
-from django_delayq.pipeline.params import Report, ignore
 from django_delayq.pipeline.sources.archive_source import read_archive
 from tests.pipeline.rows import make_odd_rows, make_rows
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from django.db import connections
 
+from django_delayq.core.job_report import Report
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import LakeError
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
-from django_delayq.pipeline.params import Report
 from tests.pipeline.rows import make_rows
 
 Export = Callable[..., Report]

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from django_delayq.pipeline.params import ignore
+from django_delayq.core.job_report import ignore
 from tests.databases import VARIABLE
 
 DAY = 86_400

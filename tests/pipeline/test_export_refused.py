@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import Report, ignore
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.export import export
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
-from django_delayq.pipeline.params import Report, Storage, ignore
+from django_delayq.pipeline.params import Storage
 from tests.pipeline.rows import INSTANTS, make_rows
 
 Export = Callable[..., Report]

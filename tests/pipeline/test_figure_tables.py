@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import ignore
 from django_delayq.core.times import stored, utc
 from django_delayq.models import TaskDay, TopicHour
 from django_delayq.pipeline.job_errors import LakeConflict, LakeError
 from django_delayq.pipeline.lake import figure_tables
 from django_delayq.pipeline.lake.figure_tables import copy_figures
 from django_delayq.pipeline.lake.lake import FIGURE_TABLES, FigureTable, Lake
-from django_delayq.pipeline.params import Storage, ignore
+from django_delayq.pipeline.params import Storage
 from django_delayq.stats.histogram import Times, decode, encode
 from django_delayq.stats.hourly import DAY, HOUR, replace_each
 from tests.pipeline.lakes import add

@@ -15,14 +15,13 @@ import pytest
 from django.utils import timezone as django_timezone
 
 from django_delayq import pause_topic
+from django_delayq.core.job_report import Code, Report
 from django_delayq.core.times import from_ms
 from django_delayq.models import Forecast, ForecastCount, OutboxMessage
 from django_delayq.pipeline import jobs
 from django_delayq.pipeline.forecast import forecast as job
-from django_delayq.pipeline.job_errors import Code
-from django_delayq.pipeline.params import Params, Report
-from django_delayq.pipeline.sources import due_minutes
-from django_delayq.store import keys
+from django_delayq.pipeline.params import Params
+from django_delayq.store import due_minutes, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record

@@ -10,7 +10,8 @@ from django_delayq.core.exceptions import (
     DuplicateMessage,
     StoreUnavailable,
 )
-from django_delayq.pipeline.job_errors import Code, LakeError, cause, code_of
+from django_delayq.core.job_report import Code
+from django_delayq.pipeline.job_errors import LakeError, cause, code_of
 
 WORKER = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

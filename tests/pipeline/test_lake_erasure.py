@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from django_delayq.archive.erasure import ERASED, Person
+from django_delayq.core.job_report import ignore
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay
 from django_delayq.operators.erase import Erased, erase
 from django_delayq.pipeline.audit import audit
@@ -22,7 +23,6 @@ from django_delayq.pipeline.lake.lake import FigureTable, Lake
 from django_delayq.pipeline.lake.lake_erasure import LakeErasure
 from django_delayq.pipeline.lake.lake_source import read_lake
 from django_delayq.pipeline.lake.ledger import Ledger
-from django_delayq.pipeline.params import ignore
 from django_delayq.pipeline.stats import stats
 from tests.pipeline.rows import make_rows
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from django_delayq.archive.erasure import Person
+from django_delayq.core.job_report import ignore
 from django_delayq.models import ArchivedMessage
 from django_delayq.operators.erase import erase
 from django_delayq.pipeline import schemas
@@ -27,7 +28,7 @@ from django_delayq.pipeline.lake.files import Store, bits, read_file
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_erasure import LakeErasure
 from django_delayq.pipeline.lake.ledger import Ledger
-from django_delayq.pipeline.params import Params, Secret, Storage, ignore
+from django_delayq.pipeline.params import Params, Secret, Storage
 from django_delayq.pipeline.sources.table_reader import read_rows
 from tests.hands import together
 from tests.pipeline.lakes import ids_in

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import ignore
 from django_delayq.models import TopicHour
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.params import ignore
 from django_delayq.pipeline.stats import stats
 from django_delayq.stats.histogram import Times
 from django_delayq.stats.hourly import TopicTotals

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code, LakeError, Refused, cause
+from django_delayq.pipeline.job_errors import LakeError, Refused, cause
 from django_delayq.pipeline.lake import pruning
 from django_delayq.pipeline.lake.lake import Lake
 from django_delayq.pipeline.lake.lake_source import read_lake
 from django_delayq.pipeline.lake.ledger import Ledger, settled_at
-from django_delayq.pipeline.params import Report, ignore
 from tests.pipeline.rows import make_rows
 
 DAY = 86_400

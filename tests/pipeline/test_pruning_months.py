@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import Code
 from django_delayq.models import ArchivedMessage, LakeBatch, OperatorAction
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code
 from django_delayq.pipeline.lake import pruning
 from tests.archive.test_months import in_default, partitioned, tables  # noqa: F401 - fixtures
 from tests.archive.test_partitioning import in_postgresql, month_ago, plain  # noqa: F401

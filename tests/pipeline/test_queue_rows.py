@@ -11,10 +11,11 @@ import pytest
 from django_delayq.core.message import State
 from django_delayq.core.times import When
 from django_delayq.pipeline import schemas
-from django_delayq.pipeline.sources import queue_source, structures
-from django_delayq.pipeline.sources.structures import LANES, STRUCTURES, Structure
+from django_delayq.pipeline.sources import queue_source
+from django_delayq.store import structures
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import Outgoing, RedisStore
+from django_delayq.store.structures import LANES, STRUCTURES, Structure
 from tests.conftest import client, server  # noqa: F401 - as fixtures of their own: of the kinds below
 from tests.hands import ORDERS, stored_record
 from tests.servers import require

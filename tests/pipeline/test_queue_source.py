@@ -13,9 +13,9 @@ from django_delayq.core.exceptions import ConfigurationError
 from django_delayq.pipeline import schemas
 from django_delayq.pipeline.params import Params, Redis, Secret
 from django_delayq.pipeline.sources.queue_source import SMALL, QueueReader, parted, read_queue
-from django_delayq.pipeline.sources.structures import STRUCTURES, Structure
 from django_delayq.store.keys import Partition, partition_keys
 from django_delayq.store.store import RedisStore
+from django_delayq.store.structures import STRUCTURES, Structure
 from tests.app.tasks import close_order, crowd, record
 from tests.hands import Hands
 

@@ -14,9 +14,9 @@ from django.core.management import call_command
 from django.utils import timezone
 
 import django_delayq
+from django_delayq.core.job_report import ignore
 from django_delayq.models import TopicHour
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.params import ignore
 from tests.pipeline.rows import make_rows
 
 PACKAGE = Path(django_delayq.__file__).parent
@@ -39,7 +39,7 @@ AFTERWARDS = {"pipeline/lake/figure_tables.py", "pipeline/lake/files.py"}
 #: What everything stands on: settings, times, tables.
 GROUND = ("core/", "models/", "store/connection.py")
 #: What a person sees: lines about the progress, and the report after the job.
-SCREEN = ("management/cli.py", "pipeline/rendering.py")
+SCREEN = ("management/cli.py", "core/job_report.py")
 
 
 @pytest.mark.long

@@ -17,14 +17,14 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_delayq.archive.prune import prune
+from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.models import ArchivedMessage, LakeBatch, TaskDay, TopicHour
 from django_delayq.pipeline.audit import audit
 from django_delayq.pipeline.export import export
-from django_delayq.pipeline.job_errors import Code, LakeError, Refused, cause, code_of
+from django_delayq.pipeline.job_errors import LakeError, Refused, cause, code_of
 from django_delayq.pipeline.jobs import Start, run_job
 from django_delayq.pipeline.lake.files import LakeFile
 from django_delayq.pipeline.lake.lake import Lake
-from django_delayq.pipeline.params import Report, ignore
 from django_delayq.pipeline.stats import aggregates, stats
 from django_delayq.stats import history
 from django_delayq.stats.hourly import (

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from django_delayq.core.job_report import Code, Report
 from django_delayq.core.times import stored
 from django_delayq.models import TopicHour
-from django_delayq.pipeline.job_errors import Code, Refused
+from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import Start, run_job
-from django_delayq.pipeline.params import Params, Report
+from django_delayq.pipeline.params import Params
 from django_delayq.stats.hourly import Sums, hour_of
 from tests.pipeline.calling import Call
 

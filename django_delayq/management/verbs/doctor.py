@@ -19,10 +19,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...pipeline import rendering
-from ...pipeline.audit import doctor
-from ...pipeline.job_errors import Code
-from ...pipeline.params import AuditOptions
+from ...core.job_report import Code
+from ...operators.doctor import doctor
+from ...operators.doctor.conclusion import Course
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 from ..cli import Answer, Verb, add_by, filled, parse_duration, whole
@@ -56,20 +55,20 @@ class Command(Verb):
         """Both looks, and the repairs."""
         store = get_store()
         store.clock_ms()  # without Redis there is nothing to compare
-        given = AuditOptions(
+        course = Course(
             repair=options["repair"],
             by=options["by"] or "",
             pause=options["pause"].total_seconds(),
             most=options["most"],
         )
-        report = doctor.examine(store, given, options["topic"] or "", self.progress)
+        report = doctor.examine(store, course, options["topic"] or "", self.progress)
         data = {
             **report.figures,
             "differences": report.rows,
             "problems": report.problems,
             "code": int(report.code),
         }
-        text = rendering.as_text(report)
+        text = report.as_text()
         if report.code == Code.DONE:
             text = f"all is well: {report.figures['read']:,} ids and rows were compared"
         elif not options["repair"]:

@@ -29,12 +29,13 @@ import msgspec
 from django.core.management.base import CommandError
 from msgspec.structs import FieldInfo
 
+from ...core.job_report import Report
 from ...core.signal_handlers import handled
 from ...core.times import in_words, utc
-from ...pipeline import params_from_django, rendering
+from ...pipeline import params_from_django
 from ...pipeline.job_errors import Refused, cause, code_of
 from ...pipeline.jobs import JOBS, Job, add_start_arguments, run_job, start_of
-from ...pipeline.params import JobOptions, Params, Report, TaskSpec
+from ...pipeline.params import JobOptions, Params, TaskSpec
 from ...pipeline.session import java_log
 from ..cli import (
     DURATIONS,
@@ -92,7 +93,7 @@ class Command(Verb):
             self.reporter.clear()
             self._fail(job, error, options)
         self.reporter.clear()
-        self.stdout.write((rendering.as_json if options["json"] else rendering.as_text)(report))
+        self.stdout.write(report.as_json() if options["json"] else report.as_text())
         if report.code:
             sys.exit(int(report.code))
 
@@ -129,7 +130,7 @@ class Command(Verb):
         code = code_of(found)
         if options["json"]:
             report = Report(job=job.name, code=code, problems=[str(found)])
-            self.stdout.write(rendering.as_json(report))
+            self.stdout.write(report.as_json())
         if options["traceback"]:
             self.stderr.write(
                 "".join(traceback.format_exception(error)) + java_log(), style_func=str

@@ -27,7 +27,6 @@ from ...core.conf import get_settings
 from ...core.exceptions import InvalidArguments, InvalidMessage
 from ...core.message import new_id
 from ...operators import operations
-from ...pipeline import rendering
 from ...pipeline.job_errors import ArrowMissing, Refused
 from ...pipeline.params import ScheduleOptions, check_plain
 from ...store import get_store
@@ -186,7 +185,7 @@ class Command(Verb):
         report = send_file(get_store(), given, self.progress, dry_run=options["dry_run"])
         data = {"dry_run": options["dry_run"], **report.figures}
         data |= {"problems": report.problems, "refused_rows": report.rows}
-        return Answer(text=rendering.as_text(report), data=data)
+        return Answer(text=report.as_text(), data=data)
 
     def _send_one(self, options: dict[str, Any]) -> Answer:
         if wrong := [name for name in _OF_ROWS if options[name]]:

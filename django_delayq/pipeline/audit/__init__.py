@@ -1,11 +1,8 @@
 """The job audit: compares Redis, outbox, archive and lake, and repairs.
 
-Start with audit.py, or doctor.py, which does without Spark and the lake.
+The kinds, their second look and their repair are those of operators/doctor. Start with audit.py.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "audit", "audit_frames", "audit_lake", "audit_repair", "conclusion", "confirm", "doctor",
-    "findings",
-]  # fmt: skip
+__all__ = ["audit", "audit_frames", "audit_lake"]

@@ -17,19 +17,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...archive.selection import newest_id
+from ...core.job_report import Report, Tell
+from ...operators.doctor.conclusion import Course, conclude, note_left
+from ...operators.doctor.findings import Candidates, Finding, FindingKind
 from ...store import get_store
 from ...store.keys import Partition
 from ...store.queries import Life
 from ..lake.lake import Lake
 from ..lake.lake_source import read_lake
-from ..params import AuditOptions, Params, Report, Tell
+from ..params import AuditOptions, Params
 from ..sources.archive_source import read_archive
 from ..sources.outbox_source import read_outbox
 from ..sources.queue_source import read_queue
 from . import audit_frames as frames
 from .audit_lake import AuditedLake
-from .conclusion import conclude, note_left
-from .findings import Candidates, Finding, FindingKind
 
 #: The columns of the archive and the lake that tell which messages have ended.
 _ENDED = ("id", "message_id", "enqueued_at")
@@ -51,7 +52,8 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     if lake:
         of_lake = lake.compare(report)
         found, counts = [*found, *of_lake.found], {**counts, **of_lake.counts}
-    left = conclude(get_store(), Candidates(found, counts), options, report, tell, lake)
+    course = Course(options.pause, options.repair, options.by, options.most)
+    left = conclude(get_store(), Candidates(found, counts), course, report, tell, lake)
     if not (params.topic or of_period):
         note_left(left)
     report.figures["seconds"] = round(time.monotonic() - begun, 3)

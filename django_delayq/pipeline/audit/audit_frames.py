@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ...operators.doctor.findings import FindingKind
 from ...store.keys import Partition
 from ...store.store import RedisStore
+from ...store.structures import LANES
 from .. import schemas
 from ..params import Redis
-from ..sources.structures import LANES
-from .findings import FindingKind
 
 #: Places of what has not ended.
 LIVE = (*LANES, "leased", "none", "follower")

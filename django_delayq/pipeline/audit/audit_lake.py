@@ -13,16 +13,17 @@ from django.db.models import Max, Min
 from pyspark.sql import SparkSession
 
 from ...archive.selection import Selection
+from ...core.job_report import Report
 from ...core.times import utc
 from ...models import LakeBatch, OperatorAction
+from ...operators.doctor.findings import Candidates, Finding, FindingKind
+from ...operators.doctor.repairs import recorded
 from ..job_errors import LakeConflict, LakeError
 from ..lake import batches
 from ..lake.differences import Differences, Scope, compare_batches, export_again
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
-from ..params import AuditOptions, Params, Report
-from .audit_repair import recorded
-from .findings import Candidates, Finding, FindingKind
+from ..params import AuditOptions, Params
 
 _KINDS = {
     batches.LATE: FindingKind.LATE_ROW,

@@ -11,10 +11,11 @@ import msgspec
 
 from ...core.chunks import chunked
 from ...core.exceptions import DelayQError, LoadLost, StoreError
+from ...core.job_report import Code
 from ...store.bulk_load import BulkLoad
 from ...store.keys import Partition
 from ...store.store import RedisStore
-from ..job_errors import Code, Refused, cause, code_of
+from ..job_errors import Refused, cause, code_of
 from ..sinks.loader import LoadSpec
 from .messages import LoadTotals
 

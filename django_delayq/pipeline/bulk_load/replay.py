@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from ...archive.selection import Selection
 from ...core.chunks import chunked
 from ...core.conf import DEFAULT_TOPIC, check_name, get_settings
+from ...core.job_report import Report, Tell
 from ...core.message import task_code
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
@@ -29,7 +30,7 @@ from ..job_errors import Refused
 from ..lake.lake import Lake
 from ..lake.lake_source import read_lake
 from ..lake.watermark import last_settled_id
-from ..params import Params, ReplayOptions, Report, Tell
+from ..params import Params, ReplayOptions
 from ..sinks.loader import LoadSpec
 from ..sources.archive_source import finished_between, read_archive
 from . import loads, message_frames, replay_frames

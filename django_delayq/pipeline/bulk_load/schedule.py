@@ -21,9 +21,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ...core.conf import check_name
+from ...core.job_report import Report, Tell
 from ...store.store import RedisStore
 from ..job_errors import Refused
-from ..params import Params, Redis, Report, ScheduleOptions, Tell
+from ..params import Params, Redis, ScheduleOptions
 from ..session import configured
 from ..sinks.loader import LoadSpec
 from ..sinks.queue_sink import QueueWriter, WrittenMessages

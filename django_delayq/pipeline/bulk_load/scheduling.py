@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from ...core.job_report import Report, Tell
 from ...core.message import task_code
 from ...store.keys import Partition
 from ...store.store import RedisStore
 from ..job_errors import Refused
-from ..params import Report, ScheduleOptions, Tell
+from ..params import ScheduleOptions
 from ..sinks.loader import LoadSpec
 from . import loads
 from .messages import LoadTotals

@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...core.conf import check_name
+from ...core.job_report import Report
 from ...store.client import BATCH as CALL
 from ...store.store import RedisStore
 from ..job_errors import Refused
-from ..params import Report, ScheduleOptions
+from ..params import ScheduleOptions
 from ..sinks.loader import Loader, LoadSpec
 from . import messages, row_messages, scheduling
 from .row_files import RowFile, open_rows, unreadable

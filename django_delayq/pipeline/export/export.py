@@ -14,16 +14,17 @@ from django.db import close_old_connections
 from django.db.models import Max
 from pyspark.sql import SparkSession
 
+from ...core.job_report import Code, Report, Tell
 from ...core.signal_handlers import handled
 from ...models import ArchivedMessage
-from ..job_errors import Code, LakeConflict, LakeError
+from ..job_errors import LakeConflict, LakeError
 from ..lake import batches, compaction, pruning
 from ..lake.differences import compare_batches
 from ..lake.files import LakeFile
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger
 from ..lake.watermark import last_settled_id, unseen_writers
-from ..params import Database, ExportOptions, Params, Report, Tell
+from ..params import Database, ExportOptions, Params
 from ..session import parallelism
 from ..sources.ranges import Range
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from ...core.times import epoch_us, from_ms, stored_ms
 from ...models import Forecast, ForecastCount
-from ..sources.due_minutes import MINUTE_MS
+from ...store.due_minutes import MINUTE_MS
 
 #: Stands for all topics together.
 ALL = ""

@@ -16,16 +16,16 @@ from django.db import transaction
 from django.db.models import Count, F, Q
 
 from ...core.conf import get_settings
+from ...core.job_report import Report, Tell
 from ...core.times import from_ms, in_words, stored
 from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
 from ...stats import overview
-from ...store import get_store
+from ...store import get_store, structures
+from ...store.due_minutes import MINUTE_MS, due_minutes
 from ...store.store import RedisStore
 from ...store.topic_state import pause_of
 from ...store.workers import SAMPLES
-from ..params import ForecastOptions, Params, Report, Secret, Tell
-from ..sources import structures
-from ..sources.due_minutes import MINUTE_MS, due_minutes
+from ..params import ForecastOptions, Params, Secret
 from .due_counts import NEAR, DueCounts
 
 HOUR = timedelta(hours=1)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from ...core.job_report import Tell
 from .. import schemas
-from ..params import Database, Storage, Tell
+from ..params import Database, Storage
 from ..session import parallelism, spread, watched
 from ..sources.ranges import ROWS_OF_PART, Range, edges
 from ..sources.table_reader import read_rows

@@ -11,8 +11,8 @@ from operator import attrgetter
 from pyspark.sql import SparkSession
 
 from ...core.chunks import chunked_by_weight
+from ...core.job_report import Tell
 from ..job_errors import LakeConflict, LakeError
-from ..params import Tell
 from ..session import parallelism
 from .batches import merge
 from .files import LakeFile

@@ -11,12 +11,12 @@ import pyarrow as pa
 from django.db.models import Max, QuerySet
 
 from ...core.chunks import chunked, chunked_by_weight
+from ...core.job_report import Tell
 from ...core.times import epoch_us, from_ms, stored, utc
 from ...models import TaskDay, TopicHour
 from ...stats.histogram import Times, decode
 from ...stats.hourly import COUNTS, DAY, HISTOGRAMS, HOUR, beginning_of, day_of
 from ..job_errors import LakeConflict
-from ..params import Tell
 from .lake import FIGURE_TABLES, FigureTable, Lake
 
 #: Figures may be computed so long before their transaction commits: these days are looked at again.

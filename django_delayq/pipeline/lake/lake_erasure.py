@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from ...archive.erasure import Person, redacted
 from ...archive.row_arguments import ENCRYPTED
+from ...core.job_report import ignore
 from ...operators.erase import SAMPLE, LakeErased
 from ..job_errors import LakeConflict
-from ..params import Storage, ignore
+from ..params import Storage
 from .figure_tables import copy_figures
 from .files import LakeFile, Store, new_name, read_file, rewrite
 from .lake import Lake

@@ -18,11 +18,11 @@ from ...archive.months import drop_month, held_since, is_droppable, months_befor
 from ...archive.prune import MIN_AGE, OPEN, delete_counted, needed_in, still_needed
 from ...core.conf import get_settings
 from ...core.exceptions import ArchiveBusy
+from ...core.job_report import Tell
 from ...core.times import stored
 from ...models import ArchivedMessage, LakeBatch, OperatorAction
 from ...stats.stats_service import SETTLE
 from ..job_errors import Refused
-from ..params import Tell
 from .batches import SAME
 from .differences import Differences
 from .ledger import Ledger

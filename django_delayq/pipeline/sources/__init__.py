@@ -7,6 +7,6 @@ table_reader.py reads a range of ids from any database.
 from __future__ import annotations
 
 __all__ = [
-    "adbc", "archive_source", "databases", "due_minutes", "outbox_source", "query_source",
-    "queue_source", "ranges", "settling", "structures", "table_reader",
+    "adbc", "archive_source", "databases", "outbox_source", "query_source",
+    "queue_source", "ranges", "settling", "table_reader",
 ]  # fmt: skip

@@ -14,13 +14,21 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...core.message import HEADER_END, is_durable, stamp_us_of, task_code_of
+from ...store import structures
 from ...store.keys import Partition
 from ...store.store import RedisStore
+from ...store.structures import (
+    HELD_MS,
+    LANES,
+    LAST_MS,
+    STRUCTURES,
+    Structure,
+    place_rows,
+    read_scores,
+)
 from .. import schemas
 from ..params import Redis
 from ..source_options import encoded, read_option
-from . import structures
-from .structures import HELD_MS, LANES, LAST_MS, STRUCTURES, Structure, place_rows, read_scores
 
 #: Most elements that one Spark task reads of several structures. A larger structure has a task of
 #: its own.

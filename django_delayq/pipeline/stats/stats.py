@@ -20,6 +20,7 @@ from django.db import OperationalError, transaction
 from django.utils import timezone as django_timezone
 
 from ...core.conf import get_settings
+from ...core.job_report import Report, Tell, ignore
 from ...core.times import from_ms, stored, stored_ms, utc
 from ...models import LakeBatch, TaskDay, TopicHour
 from ...stats.hourly import (
@@ -40,7 +41,7 @@ from ..lake.figure_tables import copy_figures
 from ..lake.lake import Lake
 from ..lake.ledger import Ledger, settled_at
 from ..lake.watermark import last_settled_id
-from ..params import Params, Report, StatsOptions, Tell, ignore
+from ..params import Params, StatsOptions
 from ..sources.table_reader import read_rows
 from . import aggregates
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from ...core.job_report import Code, Report, Tell
 from ...core.times import in_words, stored, utc
 from ...models import TopicHour
 from ...stats.hourly import TopicTotals
-from ..job_errors import Code, Refused
-from ..params import CheckOptions, Params, Report, Tell
+from ..job_errors import Refused
+from ..params import CheckOptions, Params
 
 #: Looked at without a period.
 SINCE = timedelta(hours=24)

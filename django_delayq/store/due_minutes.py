@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ...core.chunks import chunked
-from ...store.client import Read
-from ...store.keys import Partition, partition_keys
-from ...store.store import RedisStore
+from ..core.chunks import chunked
+from .client import Read
+from .keys import Partition, partition_keys
+from .store import RedisStore
 from .structures import HELD_MS, LANES, LAST_MS, STRUCTURES, Structure, all_of
 
 MINUTE_MS = 60_000

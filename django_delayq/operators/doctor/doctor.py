@@ -1,8 +1,8 @@
 """Compares Redis, the outbox and the archive in one process, without Spark, and repairs: page by
 page, in bounded memory.
 
-The kinds, their second look and their repair are those of the audit on Spark, which is for sizes
-that one process does not master. What is damaged in Redis, Redis says itself
+The audit on Spark, for sizes that one process does not master, has the same kinds, second look and
+repairs. What is damaged in Redis, Redis says itself
 (store/lua/shared/damages.lua).
 """
 
@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from django.db.models import QuerySet
 
+from ...core.job_report import Report, Tell, ignore
 from ...core.message import stamp_us_of
 from ...models import OutboxMessage
+from ...store import structures
 from ...store.keys import Partition
 from ...store.queries import Life
 from ...store.store import RedisStore
-from ..params import AuditOptions, Report, Tell, ignore
-from ..sources import structures
-from ..sources.structures import LANES, Structure
-from .conclusion import conclude, note_left
-from .confirm import archived_lives, lives_in, was_sent
+from ...store.structures import LANES, Structure
+from .conclusion import Course, conclude, note_left
 from .findings import Candidates, Finding, FindingKind
+from .second_look import archived_lives, lives_in, was_sent
 
 #: Structures that are read, in the order in which messages move: what is claimed meanwhile is seen.
 READ = (*LANES, "leased", "none", "attempts", "follower", "done")
@@ -32,9 +32,7 @@ READ = (*LANES, "leased", "none", "attempts", "follower", "done")
 PAGE = 500
 
 
-def examine(
-    store: RedisStore, options: AuditOptions, topic: str = "", tell: Tell = ignore
-) -> Report:
+def examine(store: RedisStore, course: Course, topic: str = "", tell: Tell = ignore) -> Report:
     """Find candidates, check them again after the pause, and repair them if that is wanted.
 
     `topic`: only this one. The code is DIFFERENT when there were differences, also when all are
@@ -47,9 +45,9 @@ def examine(
     for finding in suspected(store, topic, report, tell):
         if finding not in kept:  # else an id in two structures, or a scan that returns it twice
             counts[finding.kind] += 1
-            if counts[finding.kind] <= options.most:
+            if counts[finding.kind] <= course.most:
                 kept[finding] = None
-    left = conclude(store, Candidates(list(kept), counts), options, report, tell)
+    left = conclude(store, Candidates(list(kept), counts), course, report, tell)
     if not topic:
         note_left(left)
     report.figures["seconds"] = round(time.monotonic() - begun, 3)

@@ -1,5 +1,5 @@
-"""What follows on the first look of an audit, on Spark and without: the second look, the repairs
-and the report."""
+"""What follows on the first look, in one process and on Spark: the second look, the repairs and the
+report."""
 
 from __future__ import annotations
 
@@ -7,54 +7,72 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from time import sleep
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
+from ...core.job_report import Code, Report, Tell
 from ...models import AuditRun
 from ...store.store import RedisStore
-from ..job_errors import Code
-from ..params import AuditOptions, Report, Tell
-from .audit_repair import repaired
-from .confirm import confirmed
 from .findings import OF_THE_LAKE, Candidates, Finding, FindingKind
-
-if TYPE_CHECKING:
-    from .audit_lake import AuditedLake
+from .repairs import repaired
+from .second_look import confirmed
 
 #: Ids that the report names of each kind.
 NAMED = 10
 
 
+class Course(NamedTuple):
+    """How the looks go."""
+
+    pause: float = 5.0
+    """Seconds between them. Only what both find counts."""
+    repair: bool = False
+    by: str = ""
+    """Who repairs, for the record; empty: the job."""
+    most: int = 10_000
+    """Findings of a kind that are looked at again and repaired; all are counted."""
+
+
+class LakeSide(Protocol):
+    """What the audit does about findings in the lake."""
+
+    def confirmed(self, found: Sequence[Finding]) -> list[Finding]:
+        """Those that are still there."""
+
+    def repaired(self, found: Sequence[Finding], by: str, report: Report) -> list[Finding]:
+        """Repair them. Returns those that were."""
+
+
 def conclude(
     store: RedisStore,
     candidates: Candidates,
-    options: AuditOptions,
+    course: Course,
     report: Report,
     tell: Tell,
-    lake: AuditedLake | None = None,
+    lake: LakeSide | None = None,
 ) -> Counter[FindingKind]:
     """Check candidates again after the pause, repair them if that is wanted, and say in the report
     what was found and done. Returns how many are left."""
     found = candidates.found
     if found:
-        tell(f"{len(found):,} candidates; checking again in {options.pause:g} s")
-        sleep(options.pause)
+        tell(f"{len(found):,} candidates; checking again in {course.pause:g} s")
+        sleep(course.pause)
     real = confirmed(store, [one for one in found if one.kind not in OF_THE_LAKE])
     of_lake = lake.confirmed([one for one in found if one.kind in OF_THE_LAKE]) if lake else []
     mended = []
-    if options.repair:
-        by = options.by or report.job
+    if course.repair:
+        by = course.by or report.job
         mended = repaired(store, real, by) + (lake.repaired(of_lake, by, report) if lake else [])
     real += of_lake
     report.figures |= {"confirmed": len(real), "repaired": len(mended)}
     report.code = Code.DIFFERENT if real else Code.DONE
-    return _told(candidates.counts, real, mended, options, report)
+    return _told(candidates.counts, real, mended, course, report)
 
 
 def _told(
     counts: Mapping[FindingKind, int],
     real: Sequence[Finding],
     mended: Sequence[Finding],
-    options: AuditOptions,
+    course: Course,
     report: Report,
 ) -> Counter[FindingKind]:
     """Add the table and the problems; how many are left of each kind."""
@@ -68,13 +86,13 @@ def _told(
         of_kind = {"found": found, "confirmed": len(names), "repaired": done[kind]}
         rows.append({"difference": kind.value, **of_kind, "ids": names[:NAMED]})
         # Those beyond the limit have not been checked again, and are probably real.
-        left[kind] = len(names) - done[kind] + max(0, found - options.most)
-        if found > options.most:
+        left[kind] = len(names) - done[kind] + max(0, found - course.most)
+        if found > course.most:
             report.problems.append(
-                f"{kind.value}: only {options.most:,} of {found:,} candidates were checked again. "
+                f"{kind.value}: only {course.most:,} of {found:,} candidates were checked again. "
                 "Run it once more."
             )
-        if options.repair and len(names) > done[kind]:
+        if course.repair and len(names) > done[kind]:
             report.problems.append(
                 f"{kind.value}: {len(names) - done[kind]:,} were not repaired; "
                 "docs/pipeline/audit.md says what you can do by hand."

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ...store.client import Read
-from ...store.keys import Partition, partition_keys
-from ...store.store import RedisStore
+from .client import Read
+from .keys import Partition, partition_keys
+from .store import RedisStore
 
 #: Most elements of one reply when they are ids and numbers only, and when they are records.
 IDS, RECORDS = 5_000, 1_000

@@ -24,8 +24,8 @@ from ...store.client import BATCH
 from ...store.entries import Entry
 from ...store.keys import partition_of
 from ...store.store import RedisStore
-from .confirm import by_partition, lives_of, outbox_rows
 from .findings import OF_THE_LAKE, Finding, FindingKind
+from .second_look import by_partition, lives_of, outbox_rows
 
 ACTION = "audit repair"
 
