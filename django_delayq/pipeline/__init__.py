@@ -1,8 +1,8 @@
 """The data pipeline on Spark: jobs over the archive, the queue and the lake.
 
 Only management imports it, and a worker never does. It may import everything below it. Start with
-jobs.py, the list of jobs; each job has a package of its own, or a module in bulk_load/. The jobs
-stand on lake/, which stands on sources/ and sinks/.
+jobs.py, the list of jobs and of their modules. The jobs stand on lake/, which stands on sources/
+and sinks/.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ JOBS = {
         Job("export", parameters.ExportOptions, ".export.export"),
         Job("stats", parameters.StatsOptions, ".stats.stats"),
         Job("check", parameters.CheckOptions, ".stats.thresholds"),
-        Job("forecast", parameters.ForecastOptions, ".forecast.forecast"),
+        Job("forecast", parameters.ForecastOptions, ".forecast"),
         Job("audit", parameters.AuditOptions, ".audit.audit"),
         Job("schedule", parameters.ScheduleOptions, ".bulk_load.schedule"),
         Job("replay", parameters.ReplayOptions, ".bulk_load.replay"),

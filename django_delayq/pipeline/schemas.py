@@ -132,9 +132,6 @@ QUEUE = pa.schema(
     ]
 )
 
-#: What a forecast needs of it: three times as quick to read.
-DUE = chosen(QUEUE, ("message_id", "topic", "partition", "due_at"))
-
 #: What format("delayq") writes. `due_ms` null: the due time of the load. `expires` as in TaskSpec.
 #: `header`: bytes 14 to 22 of a record (core/message.py).
 MESSAGES = pa.schema(

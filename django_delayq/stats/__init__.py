@@ -8,4 +8,5 @@ from __future__ import annotations
 __all__ = [
     "overview", "figures", "attention", "held_messages", "unserved", "alerts", "hourly",
     "stats_service", "history", "histogram", "marks", "overview_sql", "capacity",
+    "outlook", "due_counts",
 ]  # fmt: skip

@@ -56,8 +56,7 @@ def measure(case: str, options: common.Options) -> None:
         from django.core.management import call_command
 
         from django_delayq.models import ForecastCount
-        from django_delayq.pipeline import params_from_django
-        from django_delayq.pipeline.forecast import forecast
+        from django_delayq.pipeline import forecast, params_from_django
 
         call_command("migrate", verbosity=0)
         lanes = _fill(count, days=1 if many else 14, prefix="many." if many else "bench")

@@ -18,9 +18,10 @@ from django_delayq import pause_topic
 from django_delayq.core.job_report import Code, Report
 from django_delayq.core.times import from_ms
 from django_delayq.models import Forecast, ForecastCount, OutboxMessage
+from django_delayq.pipeline import forecast as job
 from django_delayq.pipeline import jobs
-from django_delayq.pipeline.forecast import forecast as job
 from django_delayq.pipeline.params import Params
+from django_delayq.stats import outlook
 from django_delayq.store import due_minutes, keys
 from django_delayq.store.keys import Partition
 from django_delayq.store.store import RedisStore
@@ -269,7 +270,7 @@ def test_the_report_is_json(delayq: RedisStore, forecast: Callable[..., Report])
 def test_of_very_many_topics_the_report_has_those_with_most(
     delayq: RedisStore, forecast: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(job, "LINES", 2)
+    monkeypatch.setattr(outlook, "LINES", 2)
     for topic, count in (("orders", 1), ("crowd", 3), ("default", 2)):
         record.using(topic=topic, delay=60).enqueue_many([(n,) for n in range(count)])
     report = forecast()

@@ -82,17 +82,6 @@ def test_each_waiting_message_has_one_row_though_it_takes_pages(store: RedisStor
     assert {row["record"] for row in rows} == {RECORD}
 
 
-def test_lanes_for_a_forecast_hold_ids_and_due_times(store: RedisStore):
-    due = {an_id(number): 1_800_000_000_000 + number for number in range(2 * structures.IDS + 7)}
-    store.client.redis.zadd(keys_of(store)["low"], due)
-    batches = list(queue_source.read_due(store, Structure(ORDERS, "low")))
-    assert all(batch.schema == schemas.DUE for batch in batches)
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    assert {row["message_id"]: row["due_at"].timestamp() * 1000 for row in rows} == {
-        one.hex(): at for one, at in due.items()
-    }
-
-
 def test_what_the_scripts_store_is_what_is_read(store: RedisStore):
     """Waiting, leased, followed, finished, remembered as done."""
     store.partitions.counts("orders")

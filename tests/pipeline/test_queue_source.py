@@ -33,11 +33,6 @@ def test_what_waits_has_a_row_with_its_due_time(spark: Any, parameters: Callable
         ("orders", "high"): 1,
     }
     assert {row.message_id for row in rows} >= {handle.id for handle in handles}
-    due = read_queue(spark, parameters().redis, due_only=True)
-    assert due.schema == from_arrow_schema(schemas.DUE)
-    assert {(row.message_id, row.due_at) for row in due.collect()} == {
-        (row.message_id, row.due_at) for row in rows
-    }
 
 
 def test_all_places_of_all_partitions_are_read(
@@ -70,9 +65,8 @@ def test_topics_may_be_chosen(spark: Any, parameters: Callable[..., Params]):
 
 
 def test_an_empty_queue_is_an_empty_frame(spark: Any, parameters: Callable[..., Params]):
-    for due_only, schema in ((False, schemas.QUEUE), (True, schemas.DUE)):
-        frame = read_queue(spark, parameters().redis, due_only=due_only)
-        assert (frame.count(), frame.schema) == (0, from_arrow_schema(schema))
+    frame = read_queue(spark, parameters().redis)
+    assert (frame.count(), frame.schema) == (0, from_arrow_schema(schemas.QUEUE))
 
 
 @pytest.mark.long

@@ -15,16 +15,13 @@ from pyspark.sql.types import StructType
 
 from ...core.message import HEADER_END, is_durable, stamp_us_of, task_code_of
 from ...store import structures
-from ...store.keys import Partition
 from ...store.store import RedisStore
 from ...store.structures import (
     HELD_MS,
-    LANES,
     LAST_MS,
     STRUCTURES,
     Structure,
     place_rows,
-    read_scores,
 )
 from .. import schemas
 from ..params import Redis
@@ -35,11 +32,9 @@ from ..source_options import encoded, read_option
 SMALL = 50_000
 
 
-def read_queue(
-    spark: SparkSession, redis: Redis, topics: Sequence[str] = (), *, due_only: bool = False
-) -> DataFrame:
+def read_queue(spark: SparkSession, redis: Redis, topics: Sequence[str] = ()) -> DataFrame:
     """The content of Redis now, of these topics or of all: one row per id and place, as
-    schemas.QUEUE; with `due_only` only the lanes, as schemas.DUE, three times as quickly.
+    schemas.QUEUE.
 
     | place             | a row for each                            | record  | due_at          |
     |-------------------|-------------------------------------------|---------|-----------------|
@@ -66,12 +61,12 @@ def read_queue(
     """
     spark.dataSource.register(QueueSource)
     reader = spark.read.format(QueueSource.name()).options(redis=encoded(redis))
-    return reader.options(topics=",".join(topics), due_only=due_only).load()
+    return reader.options(topics=",".join(topics)).load()
 
 
 class QueueSource(DataSource):
-    """Options: `redis` (JSON of params.Redis), `topics` (names with commas; none: all) and
-    `due_only` (true, false). For the rows see read_queue()."""
+    """Options: `redis` (JSON of params.Redis), `topics` (names with commas; none: all). Its rows:
+    see read_queue()."""
 
     @classmethod
     def name(cls) -> str:
@@ -79,8 +74,8 @@ class QueueSource(DataSource):
         return "delayq_queue"
 
     def schema(self) -> Any:
-        """schemas.QUEUE or schemas.DUE."""
-        return from_arrow_schema(schemas.DUE if _due_only(self.options) else schemas.QUEUE)
+        """All columns."""
+        return from_arrow_schema(schemas.QUEUE)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For all columns."""
@@ -93,24 +88,21 @@ class QueueReader(DataSourceReader):
     def __init__(self, options: Any) -> None:
         self._redis = read_option(options, "redis", Redis)
         self._topics = {name for name in str(options.get("topics", "")).split(",") if name}
-        self._due_only = _due_only(options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """The largest structures first, alone; small ones together. Empty ones too: they may fill
         meanwhile."""
         with closing(self._store()) as store:
             partitions = structures.partitions_of(store, self._topics)
-            names = LANES if self._due_only else tuple(STRUCTURES)
-            chosen = structures.all_of(partitions, names)
+            chosen = structures.all_of(partitions, tuple(STRUCTURES))
             sizes = dict(zip(chosen, structures.sizes(store, chosen), strict=True))
         return [InputPartition(part) for part in parted(sizes) or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the structures of a part, one after the other."""
-        read = read_due if self._due_only else read_structure
         with closing(self._store()) as store:
             for structure in partition.value:
-                yield from read(store, structure)
+                yield from read_structure(store, structure)
 
     def _store(self) -> RedisStore:
         return RedisStore(None, self._redis.settings())
@@ -127,10 +119,6 @@ def parted(sizes: dict[Structure, int]) -> list[list[Structure]]:
         parts[-1].append(structure)
         room -= size
     return parts
-
-
-def _due_only(options: Any) -> bool:
-    return str(options.get("due_only", "false")).lower() == "true"
 
 
 # From Redis to Arrow
@@ -155,7 +143,9 @@ def read_structure(store: RedisStore, structure: Structure) -> Iterator[pa.Recor
         ]
         stamps = [stamp_us_of(row.stamp or row.record or b"") for row in rows]
         columns = [
-            *_place(partition, [row.id for row in rows]),
+            pa.array([row.id.hex() for row in rows], pa.string()),
+            pa.repeat(partition.topic, len(rows)),
+            pa.repeat(pa.scalar(partition.number, pa.int32()), len(rows)),
             pa.repeat(place, len(rows)),
             _times([row.due_ms for row in rows]),
             pa.array(stamps, pa.int64()),
@@ -165,24 +155,6 @@ def read_structure(store: RedisStore, structure: Structure) -> Iterator[pa.Recor
             pa.array(records, pa.binary()),
         ]
         yield pa.RecordBatch.from_arrays(columns, schema=schemas.QUEUE)
-
-
-def read_due(store: RedisStore, structure: Structure) -> Iterator[pa.RecordBatch]:
-    """The ids of a lane and their due times as schemas.DUE."""
-    for page in read_scores(store, structure):
-        ids, scores = zip(*page, strict=True)
-        columns = [*_place(structure.partition, ids), _times(scores)]
-        yield pa.RecordBatch.from_arrays(columns, schema=schemas.DUE)
-
-
-def _place(partition: Partition, ids: Sequence[bytes]) -> list[pa.Array]:
-    """The columns that all rows begin with."""
-    count = len(ids)
-    return [
-        pa.array([message_id.hex() for message_id in ids], pa.string()),
-        pa.repeat(partition.topic, count),
-        pa.repeat(pa.scalar(partition.number, pa.int32()), count),
-    ]
 
 
 def _times(milliseconds: Sequence[float | None]) -> pa.Array:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from ...core.times import epoch_us, from_ms, stored_ms
-from ...models import Forecast, ForecastCount
-from ...store.due_minutes import MINUTE_MS
+from ..core.times import epoch_us, from_ms, stored_ms
+from ..models import Forecast, ForecastCount
+from ..store.due_minutes import MINUTE_MS
 
 #: Stands for all topics together.
 ALL = ""

@@ -1,31 +1,27 @@
-"""Counts when waiting messages fall due, in Redis and the outbox, for the overview page.
+"""The forecast of the overview page: when waiting messages fall due, in Redis and the outbox.
 
-The only job that needs no Spark: Redis and the database count for it, so it takes seconds whatever
-the size.
+Redis and the database count for it, so it takes seconds whatever the size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-import msgspec
 from django.db import transaction
 from django.db.models import Count, F, Q
 
-from ...core.conf import get_settings
-from ...core.job_report import Report, Tell
-from ...core.times import from_ms, in_words, stored
-from ...models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
-from ...stats import overview
-from ...store import get_store, structures
-from ...store.due_minutes import MINUTE_MS, due_minutes
-from ...store.store import RedisStore
-from ...store.topic_state import pause_of
-from ...store.workers import SAMPLES
-from ..params import ForecastOptions, Params, Secret
+from ..core.conf import get_settings
+from ..core.job_report import Report, Tell
+from ..core.times import from_ms, in_words, stored
+from ..models import Forecast, ForecastCount, OutboxMessage, OutboxStatus
+from ..store import get_store, structures
+from ..store.due_minutes import MINUTE_MS, due_minutes
+from ..store.store import RedisStore
+from ..store.topic_state import pause_of
+from ..store.workers import SAMPLES
+from . import overview
 from .due_counts import NEAR, DueCounts
 
 HOUR = timedelta(hours=1)
@@ -47,12 +43,23 @@ class Outlook(NamedTuple):
     """Topics."""
 
 
-def run(spark: Any, params: Params, tell: Tell) -> Report:
-    """Replace the forecast in SQL. Nothing is written for a dry run, nor for one topic: the page
-    shows all of them.
+def take_forecast(
+    source: RedisStore,
+    topic: str = "",
+    drain_rate: float | None = None,
+    *,
+    write: bool,
+    tell: Tell,
+) -> Report:
+    """Replace the forecast in SQL, if it is to be written. That of one topic is not: the page shows
+    all of them.
+
+    `source`: where waiting messages are counted; it may be a replica. `drain_rate`: messages per
+    second that the workers manage; else the most that finished between two samples of the last day,
+    a minute apart.
     """
-    outlook = _outlook(params, params.options(ForecastOptions), tell)
-    is_written = not (params.dry_run or params.topic)
+    outlook = _outlook(source, topic, drain_rate, tell)
+    is_written = write and not topic
     counts = outlook.counts
     if is_written:
         tell("writing the forecast")
@@ -72,23 +79,16 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     return _report(outlook, is_written)
 
 
-def _outlook(params: Params, options: ForecastOptions, tell: Tell) -> Outlook:
+def _outlook(source: RedisStore, topic: str, drain_rate: float | None, tell: Tell) -> Outlook:
     store = get_store()
     now_ms = int(store.clock_ms())
     counts = DueCounts(now_ms)
-    topics = [params.topic] if params.topic else []
-    partitions = structures.partitions_of(store, topics)
+    partitions = structures.partitions_of(store, [topic] if topic else ())
     tell(f"counting what waits in {len(partitions):,} partitions and in the outbox")
-    redis = params.redis
-    if options.replica:
-        redis = msgspec.structs.replace(redis, url=Secret(options.replica))
-    with closing(RedisStore(None, redis.settings())) as source:
-        for minute in due_minutes(source, partitions, now_ms):
-            counts.add(*minute)
-    _count_outbox(counts, params.topic, now_ms)
-    # Without a given rate: the most messages a second that finished between two samples of the last
-    # day, a minute apart.
-    rate = options.drain_rate or max(
+    for minute in due_minutes(source, partitions, now_ms):
+        counts.add(*minute)
+    _count_outbox(counts, topic, now_ms)
+    rate = drain_rate or max(
         (
             sample.finished_per_second
             for sample in overview.rates(store.queries.snapshot((), (), SAMPLES).samples)
