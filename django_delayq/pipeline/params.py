@@ -428,8 +428,8 @@ class ParameterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter of a task's function."""
 
     name: str
-    kind: Literal["positional", "named", "both", "others"]
-    """Given by position only, by name only, in both ways; others: `**kwargs`."""
+    kind: Literal["positional", "named", "both", "rest", "others"]
+    """Given by position only, by name only, in both ways; rest: `*args`, others: `**kwargs`."""
     annotation: str = ""
     required: bool = True
 

@@ -591,7 +591,7 @@ def test_a_task_is_described_by_its_signature(declared: Any) -> None:
         a: int,
         /,
         b: str | None = None,
-        *,
+        *more: int,
         c: float,
         at: datetime,
         owner: UUID | None = None,
@@ -607,7 +607,8 @@ def test_a_task_is_described_by_its_signature(declared: Any) -> None:
         "+5000",
     )
     assert [(one.name, one.kind, one.annotation, one.required) for one in spec.parameters] == [
-        ("a", "positional", "int", True), ("b", "both", "str | None", False), ("c", "named", "float", True),
+        ("a", "positional", "int", True), ("b", "both", "str | None", False),
+        ("more", "rest", "int", False), ("c", "named", "float", True),
         ("at", "named", "datetime", True), ("owner", "named", "UUID | None", False),
         ("rest", "others", "Any", False),
     ]  # fmt: skip

@@ -158,10 +158,27 @@ def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(
     newest = dead(key="k")
     dead(state="acked")
     dead(key="another", message_id=UUID(bytes=new_id()))  # its id is not that of its key
+    dead(body='{"args":[1,2,3],"kwargs":{}}')  # the task takes two
     report = job()
-    assert left_alone(report) == {**dict.fromkeys(cases, 1), "undecodable": 2}
+    assert left_alone(report) == {
+        **dict.fromkeys(cases, 1),
+        "undecodable": 2,
+        "arguments refused": 2,
+    }
     assert set(live(crowd)) == {newest.pk}
     assert set(marks()) == {newest.pk, cases["already replayed"].pk}
+
+
+@pytest.mark.long
+def test_only_a_task_with_args_takes_more_than_its_parameters(job: Job, crowd: RedisStore) -> None:
+    more = [*TASK.parameters, ParameterSpec(name="more", kind="rest", required=False)]
+    open_task = msgspec.structs.replace(TASK, name="tests.app.tasks.noop", parameters=more)
+    body = '{"args":[1,2,3],"kwargs":{}}'
+    dead(body=body)
+    taken = dead(task=open_task.name, body=body)
+    report = job(tasks=msgspec.to_builtins([TASK, open_task]))
+    assert left_alone(report) == {"arguments refused": 1}
+    assert set(live(crowd)) == {taken.pk}
 
 
 def test_an_older_letter_of_a_key_is_not_replayed_when_the_newest_was(

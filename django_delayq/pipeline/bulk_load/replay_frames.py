@@ -129,7 +129,10 @@ def _edited(frame: DataFrame, edits: Mapping[str, str], tasks: Sequence[TaskSpec
     columns = []
     for name, text in edits.items():
         parameters = [parameter for task in tasks for parameter in task.parameters]
-        if not any(known.kind == "others" or known.name == name for known in parameters):
+        if not any(
+            known.kind == "others" or (known.name == name and known.kind != "rest")
+            for known in parameters
+        ):
             raise Refused(f"The edit of {name!r} fits no task: none has such a parameter.")
         edited = _checked(DataFrame.select, frame, text, f"The edit {name}={text!r:.200}")
         kind = edited.schema[0].dataType
@@ -156,15 +159,15 @@ class _Shape:
         """Parameters that can be given by position, in their order."""
         self.by_name = set(named("both", "named"))
         self.required = {known.name for known in task.parameters if known.required}
-        self.is_open = bool(named("others"))
-        """Has `**kwargs`."""
+        self.takes_more, self.takes_others = bool(named("rest")), bool(named("others"))
+        """Whether it has `*args` and `**kwargs`."""
 
     def fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the task can be called with these. How many it takes by position is not known
-        with `*args`."""
+        """Whether the task can be called with these."""
         given, named = set(self.positional[: len(args)]), kwargs.keys()
         complete = not given & named and given | named >= self.required
-        return complete and (self.is_open or named <= self.by_name)
+        known = named <= self.by_name or self.takes_others
+        return complete and known and (len(args) <= len(self.positional) or self.takes_more)
 
 
 def _body_maker(tasks: Sequence[TaskSpec]) -> Callable[..., pa.Array]:

@@ -145,7 +145,9 @@ def _due_fix(kind: pa.DataType) -> str:
 def _arguments(options: ScheduleOptions, schema: pa.Schema) -> list[Argument]:
     task = options.task
     known = {
-        parameter.name: parameter for parameter in task.parameters if parameter.kind != "others"
+        parameter.name: parameter
+        for parameter in task.parameters
+        if parameter.kind not in ("rest", "others")
     }
     columns = dict(options.columns) or {name: name for name in known if name in schema.names}
     others = any(parameter.kind == "others" for parameter in task.parameters)

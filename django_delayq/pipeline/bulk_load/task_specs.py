@@ -20,6 +20,7 @@ _KINDS: dict[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional",
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "both",
     inspect.Parameter.KEYWORD_ONLY: "named",
+    inspect.Parameter.VAR_POSITIONAL: "rest",
     inspect.Parameter.VAR_KEYWORD: "others",
 }
 
@@ -48,10 +49,9 @@ def spec_of(name: str) -> TaskSpec:
             kind=_KINDS[parameter.kind],
             annotation=_annotation(task.definition.annotations.by_name[parameter.name]),
             required=parameter.default is parameter.empty
-            and parameter.kind is not parameter.VAR_KEYWORD,
+            and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD),
         )
         for parameter in task.definition.signature.parameters.values()
-        if parameter.kind in _KINDS
     ]
     return TaskSpec(
         name=task.name,
