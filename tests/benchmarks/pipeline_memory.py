@@ -41,7 +41,10 @@ DAYS = 14
 PERSON = "order:77"
 
 
-_ANY = [{"name": "rest", "kind": "others", "required": False}]
+_ANY = [
+    {"name": "more", "kind": "rest", "required": False},
+    {"name": "others", "kind": "others", "required": False},
+]
 REMIND = {"name": "shop.remind", "topic": "reminders", "ttr_ms": 60_000, "parameters": _ANY}
 REPLAYED = [
     {"name": name, "topic": topic, "ttr_ms": 60_000, "parameters": _ANY}
