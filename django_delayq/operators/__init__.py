@@ -1,5 +1,5 @@
-"""What people do to messages and topics: operations with permissions, replay, bulk operations.
-Each action leaves a record.
+"""What people do to messages and topics: operations with permissions, replay, bulk operations, the
+doctor. Each action leaves a record.
 
 May import client and what client may import. Start with operations.py.
 """
