@@ -119,7 +119,8 @@ def _database(entry: Mapping[str, Any], password: Secret) -> Database:
                 "The archive is in the memory of this process, where Spark cannot read it: use a "
                 "database file."
             )
-        name = str(Path(name).absolute())
+        if not name.startswith("file:"):
+            name = str(Path(name).absolute())
     options = entry.get("OPTIONS") or {}
     if found := next((key for key in options if re.search(SECRET_NAME, str(key))), None):
         raise Refused(

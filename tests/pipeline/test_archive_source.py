@@ -29,7 +29,7 @@ from django_delayq.pipeline.params import Database, Params, Secret
 from django_delayq.pipeline.source_options import encoded
 from django_delayq.pipeline.sources import adbc, ranges, table_reader
 from django_delayq.pipeline.sources.archive_source import RangeReader, read_archive
-from django_delayq.pipeline.sources.databases import connected, select_rows
+from django_delayq.pipeline.sources.databases import address_of, connected, select_rows
 from django_delayq.pipeline.sources.query_source import QuerySource
 from tests.pipeline.rows import INSTANTS, ODD, make_odd_rows, make_rows
 
@@ -393,6 +393,46 @@ def test_no_reader_of_sqlite_can_write(tmp_path: Path) -> None:
         columns(insert)
     with connected(database) as opened, pytest.raises(Exception, match="readonly"):
         select_rows(opened, insert)
+
+
+@pytest.mark.django_db
+def test_a_query_neither_makes_a_database_of_sqlite_nor_changes_its_mode(tmp_path: Path) -> None:
+    options = {"init_command": "PRAGMA journal_mode = WAL"}
+    engine, path = "django.db.backends.sqlite3", tmp_path / "archive"
+    database = Database(engine=engine, name=str(path), table="archive", options=options)
+    source = QuerySource({"database": encoded(database), "query": "SELECT 1 AS number"})
+    with pytest.raises(DatabaseUnavailable):
+        source.schema()
+    assert not path.exists()
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("CREATE TABLE archive (id INTEGER PRIMARY KEY)")
+        assert source.schema().names == ["number"]
+        assert writer.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+@pytest.mark.django_db
+def test_a_query_waits_for_a_writer_of_sqlite_as_long_as_other_readers(tmp_path: Path) -> None:
+    database = Database(
+        engine="django.db.backends.sqlite3", name=str(tmp_path / "archive"), table="archive"
+    )
+    sqlite3.connect(database.name).close()
+    query = "SELECT timeout AS ms FROM pragma_busy_timeout"
+    source = QuerySource({"database": encoded(database), "query": query})
+    (batch,) = source.reader(source.schema()).read(InputPartition(0))
+    assert batch.to_pydict() == {"ms": [60_000]}
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("/srv/shop #1?.db", "file:///srv/shop%20%231%3F.db?mode=rw"),
+        ("file:/srv/shop.db", "file:/srv/shop.db?mode=rw"),
+        ("file:/srv/shop.db?mode=rwc&cache=private", "file:/srv/shop.db?cache=private&mode=rw"),
+        ("file:/srv/shop.db?mode=ro&nolock=1", "file:/srv/shop.db?mode=ro&nolock=1"),
+    ],
+)
+def test_no_address_of_sqlite_makes_a_new_database(name: str, address: str) -> None:
+    assert address_of(name) == address
 
 
 def test_big_rows_make_small_batches(database: Database) -> None:

@@ -196,6 +196,13 @@ def test_the_file_of_a_database_is_found_from_another_folder(entry: dict[str, An
         assert params.database.name == str(Path("db.sqlite3").absolute())
 
 
+@pytest.mark.usefixtures("delayq")
+def test_the_address_of_a_file_of_sqlite_stays_as_it_is(entry: dict[str, Any]) -> None:
+    entry |= {"ENGINE": "django.db.backends.sqlite3", "NAME": "file:/srv/shop.db?cache=private"}
+    with params_from_django.parameters() as params:
+        assert params.database.name == "file:/srv/shop.db?cache=private"
+
+
 def test_times_without_a_zone_are_in_that_of_the_database_also_where_no_project_is(
     tmp_path: Path,
 ) -> None:

@@ -27,15 +27,18 @@ READ_ONLY = "PRAGMA query_only = 1"
 
 
 @contextmanager
-def connected(database: Database) -> Iterator[Any]:
+def connected(database: Database, *, typed: bool = False) -> Iterator[Any]:
     """A connection of Django's for reading, closed at the end. That of SQLite cannot write, makes
-    no new database of a wrong path, and gives values as they are stored.
+    no new database of a wrong path, and gives values as they are stored, unless they are to be
+    `typed`: then a time is a datetime.
 
     Raises DatabaseUnavailable and ConfigurationError. Neither names a password.
     """
     entry = database
     if backend_of(database).vendor == "sqlite":
-        options = {**database.options, "timeout": patience_of(database), "detect_types": 0}
+        options = {**database.options, "timeout": patience_of(database)}
+        if not typed:
+            options["detect_types"] = 0
         options.pop("init_command", None)  # one that writes, such as journal_mode=WAL, would fail
         entry = msgspec.structs.replace(database, name=address_of(database.name), options=options)
     with closing(connection_to(entry)) as connection:
@@ -130,4 +133,8 @@ def address_of(name: str) -> str:
         raise ConfigurationError(
             "The archive is in the memory of one process, where Spark cannot read it."
         )
-    return name if name.startswith("file:") else f"{Path(name).absolute().as_uri()}?mode=rw"
+    if not name.startswith("file:"):
+        return f"{Path(name).absolute().as_uri()}?mode=rw"
+    path, _, told = name.partition("?")
+    others = [one for one in told.split("&") if one and one not in ("mode=rw", "mode=rwc")]
+    return f"{path}?{'&'.join(others if 'mode=ro' in others else [*others, 'mode=rw'])}"

@@ -22,15 +22,15 @@ from ..job_errors import Refused
 from ..params import Database
 from ..schemas import TIME
 from ..source_options import encoded, read_option
-from .databases import READ_ONLY, connection_to
+from .databases import connected
 
 #: Rows of a batch. The first batch shows the types of the columns.
 BATCH = 10_000
 _DECIMAL = pa.decimal128(38, 18)
+#: That of SQLite is read-only already.
 _READ_ONLY = {
     "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
     "mysql": "SET SESSION TRANSACTION READ ONLY",
-    "sqlite": READ_ONLY,
 }
 
 
@@ -112,7 +112,7 @@ def _pages(options: Mapping[str, str]) -> Generator[tuple[list[str], list[list[A
     database = read_option(options, "database", Database)
     query = checked_select(options.get("query", ""))
     zone = ZoneInfo(database.zone) if database.zone != "UTC" else timezone.utc
-    with closing(connection_to(database)) as connection:
+    with connected(database, typed=True) as connection:
         # One transaction that cannot write. On PostgreSQL its rows stay on the server.
         with connection.cursor() as cursor:
             if statement := _READ_ONLY.get(connection.vendor):
