@@ -52,7 +52,7 @@ class Reconciler(Service):
             now_ms = self._store.now_us() // 1000
             sent = OutboxMessage.objects.filter(
                 status=OutboxStatus.SENT, pk__gt=self._after, relay_at_ms__lte=now_ms
-            ).only("message_id", "enqueued_at_us", "topic")
+            ).only("message_id", "enqueued_at_us", "topic", "relay_at_ms")
             rows = list(sent.order_by("pk")[:PAGE])
             lives = [(row.topic, Life(row.message_id.bytes, row.enqueued_at_us)) for row in rows]
             lost = self._store.missing(lives)

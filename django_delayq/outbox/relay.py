@@ -169,7 +169,8 @@ def send_again(store: RedisStore, lost: Sequence[OutboxMessage]) -> set[int]:
     read, and rows that others hold, are left out. Returns the ids of the rows that were sent.
     Raises StoreError."""
     connection = connections[get_settings().database]
-    stamps = {(row.pk, row.enqueued_at_us) for row in lost}
+    # Whoever sends a row gives it another relay_at_ms.
+    as_read = {(row.pk, row.enqueued_at_us, row.relay_at_ms) for row in lost}
     sent: set[int] = set()
     for batch in chunked(lost, BATCH):
         with transaction.atomic(using=connection.alias):
@@ -177,7 +178,11 @@ def send_again(store: RedisStore, lost: Sequence[OutboxMessage]) -> set[int]:
             rows = OutboxMessage.objects.filter(
                 pk__in=[row.pk for row in batch], status=OutboxStatus.SENT
             )
-            found = [row for row in locked(rows) if (row.pk, row.enqueued_at_us) in stamps]
+            found = [
+                row
+                for row in locked(rows)
+                if (row.pk, row.enqueued_at_us, row.relay_at_ms) in as_read
+            ]
             errors = send(store, found)
         if errors:
             raise errors[0]

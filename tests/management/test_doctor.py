@@ -20,6 +20,7 @@ from django_delayq.models import AuditRun, OperatorAction, OutboxMessage
 from django_delayq.operators.doctor import conclusion
 from django_delayq.operators.doctor.conclusion import Course
 from django_delayq.operators.doctor.doctor import examine, suspected
+from django_delayq.operators.doctor.repairs import repaired
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, record
 from tests.faults import unreachable
@@ -84,6 +85,14 @@ def test_a_healthy_system_in_every_state_shows_nothing(world: World, hands: Hand
     assert (report.code, report.rows, report.figures["confirmed"]) == (Code.DONE, (), 0)
     assert report.figures["read"] > 8
     assert list(suspected(world.store, "", report, ignore)) == []
+
+
+def test_what_another_doctor_has_sent_again_meanwhile_is_not_repaired_twice(world: World) -> None:
+    damage.lost(world)
+    found = list(suspected(world.store, "", Report(job="doctor"), ignore))
+    assert len(found) == len(repaired(world.store, found, "one")) == 1
+    assert repaired(world.store, found, "other") == []
+    assert OperatorAction.objects.get().operator == "one"
 
 
 @pytest.mark.long

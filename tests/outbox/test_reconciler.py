@@ -11,6 +11,7 @@ from django.db import connection
 from django_delayq.core.exceptions import DatabaseUnavailable, StoreUnavailable
 from django_delayq.models import OutboxMessage
 from django_delayq.outbox import reconciler as module
+from django_delayq.outbox import relay
 from django_delayq.outbox.reconciler import Reconciler
 from django_delayq.store.keys import Partition, partition_keys
 from tests.app.tasks import crowd, record, seen
@@ -152,7 +153,7 @@ def test_two_at_once_restore_each_message_once(hands: Hands) -> None:
     OutboxMessage.objects.update(relay_at_ms=0)
     others = [Reconciler(hands.store) for _ in range(2)]
     together(*(other.run_once for other in others))
-    assert len(messages_in(hands.store)) == 600
+    assert len(messages_in(hands.store)) == 600 == sum(other.restored for other in others)
     hands.work()
     hands.work()
     hands.archive()
@@ -175,6 +176,15 @@ def test_a_row_that_is_closed_meanwhile_is_not_sent(
     monkeypatch.setattr(hands.store, "missing", missing)
     hands.reconciler.run_once()
     assert (hands.reconciler.restored, messages_in(hands.store), statuses()) == (0, set(), [])
+
+
+def test_a_row_that_another_has_sent_again_meanwhile_is_not_sent(hands: Hands) -> None:
+    durable.enqueue(1)
+    OutboxMessage.objects.update(relay_at_ms=0)
+    lose_redis(hands.store)
+    lost = list(OutboxMessage.objects.all())
+    assert relay.send_again(hands.store, lost) == {lost[0].pk}
+    assert relay.send_again(hands.store, lost) == set()
 
 
 def test_it_says_what_it_has_found(hands: Hands, caplog: pytest.LogCaptureFixture) -> None:

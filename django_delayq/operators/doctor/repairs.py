@@ -25,7 +25,7 @@ from ...store.entries import Entry
 from ...store.keys import partition_of
 from ...store.store import RedisStore
 from .findings import OF_THE_LAKE, Finding, FindingKind
-from .second_look import by_partition, lives_of, outbox_rows
+from .second_look import by_partition, lives_of, outbox_rows, was_sent
 
 ACTION = "audit repair"
 
@@ -137,8 +137,8 @@ def _end_as_dead(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
 
 
 def _send_again(store: RedisStore, found: Sequence[Finding]) -> list[Finding]:
-    archived, rows = lives_of(found), outbox_rows(found)
-    missing = [row for life, row in rows.items() if life not in archived]
+    archived, rows, now_ms = lives_of(found), outbox_rows(found), store.now_us() // 1000
+    missing = [row for life, row in rows.items() if life not in archived and was_sent(row, now_ms)]
     sent = relay.send_again(store, missing)
     return [one for one in found if one.life in rows and rows[one.life].pk in sent]
 
