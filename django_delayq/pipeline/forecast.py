@@ -9,7 +9,7 @@ import msgspec
 
 from ..core.job_report import Report, Tell
 from ..stats.outlook import take_forecast
-from ..store.store import RedisStore
+from ..store import open_store
 from .params import ForecastOptions, Params, Secret
 
 
@@ -18,7 +18,7 @@ def run(spark: Any, params: Params, tell: Tell) -> Report:
     options, redis = params.options(ForecastOptions), params.redis
     if options.replica:
         redis = msgspec.structs.replace(redis, url=Secret(options.replica))
-    with closing(RedisStore(None, redis.settings())) as source:
+    with closing(open_store(redis.settings())) as source:
         return take_forecast(
             source, params.topic, options.drain_rate, write=not params.dry_run, tell=tell
         )

@@ -11,7 +11,7 @@ from functools import lru_cache
 from django.core.signals import setting_changed
 from django.dispatch import receiver
 
-from ..core.conf import get_settings
+from ..core.conf import Settings, get_settings
 from ..core.exceptions import StoreError
 from .connection import open_client
 from .store import RedisStore
@@ -21,7 +21,12 @@ from .store import RedisStore
 def get_store() -> RedisStore:
     """The store that DELAYQ names. Its connections survive a fork: redis-py's pools notice a new
     pid."""
-    settings = get_settings()
+    return open_store(get_settings())
+
+
+def open_store(settings: Settings) -> RedisStore:
+    """A store of its own, for the caller to close. It is where the store has moved to: the Redis
+    before may be off."""
     # A cluster's client asks the nodes when it is made: not here, so that a process starts, and
     # spills, without them.
     later = settings.redis.split("://")[0].endswith("+cluster")
@@ -40,4 +45,4 @@ def _forget(*, setting: str, **kwargs: object) -> None:
         get_store.cache_clear()
 
 
-__all__ = ["get_store", "RedisStore"]
+__all__ = ["get_store", "open_store", "RedisStore"]

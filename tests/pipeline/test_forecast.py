@@ -8,10 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.utils import timezone as django_timezone
 
 from django_delayq import pause_topic
@@ -22,11 +24,12 @@ from django_delayq.pipeline import forecast as job
 from django_delayq.pipeline import jobs
 from django_delayq.pipeline.params import Params
 from django_delayq.stats import outlook
-from django_delayq.store import due_minutes, keys
+from django_delayq.store import due_minutes, get_store, keys
 from django_delayq.store.keys import Partition
+from django_delayq.store.moving import mover
 from django_delayq.store.store import RedisStore
 from tests.app.tasks import close_order, crowd, record
-from tests.servers import Server
+from tests.servers import Server, launcher
 
 NOW = datetime(2026, 11, 20, 9, 30, 30, tzinfo=timezone.utc)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -260,6 +263,26 @@ def test_a_replica_may_be_read(
     record.using(delay=60).enqueue_many([(n,) for n in range(3)])
     assert forecast().figures["waiting"] == 3
     assert forecast(job={"replica": f"file:{other}"}).figures["waiting"] == 0
+
+
+@pytest.mark.long
+def test_a_store_that_has_moved_is_read_where_it_is_also_when_the_old_server_is_off(
+    settings: Any,
+    server: Server,
+    prefix: str,
+    parameters: Callable[..., Params],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(mover, "LATE_S", 0.0)
+    with launcher(server.kind) as old:
+        told = {"REDIS": old.url, "REDIS_NEXT": server.url, "PREFIX": prefix}
+        settings.DELAYQ = {**settings.DELAYQ, **told}
+        record.using(delay=60).enqueue_many([(n,) for n in range(3)])
+        call_command("delayq", "move-store", stdout=StringIO(), stderr=StringIO())
+    settings.DELAYQ = {**settings.DELAYQ}  # as in a new process
+    report = job.run(None, parameters(), lambda line: None)
+    assert report.figures["waiting"] == 3
+    get_store().close()
 
 
 def test_the_report_is_json(delayq: RedisStore, forecast: Callable[..., Report]):

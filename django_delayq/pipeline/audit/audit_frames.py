@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ...operators.doctor.findings import FindingKind
+from ...store import open_store
 from ...store.keys import Partition
-from ...store.store import RedisStore
 from ...store.structures import LANES
 from .. import schemas
 from ..params import Redis
@@ -90,7 +90,7 @@ def damaged(queue: DataFrame, redis: Redis) -> DataFrame:
 
 
 def _diagnosed(batches: Iterable[pa.RecordBatch], redis: Redis) -> Iterator[pa.RecordBatch]:
-    with closing(RedisStore(None, redis.settings())) as store:
+    with closing(open_store(redis.settings())) as store:
         for batch in batches:
             parts: dict[Partition, list[bytes]] = defaultdict(list)
             for message_id, *place in zip(*batch.to_pydict().values(), strict=True):

@@ -22,6 +22,7 @@ from ...core.job_report import Report, Tell
 from ...core.message import task_code
 from ...models import ArchivedMessage, Final, OperatorAction
 from ...operators.replayer import mark_replayed
+from ...store import open_store
 from ...store.client import BATCH
 from ...store.keys import Partition
 from ...store.store import RedisStore
@@ -64,7 +65,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     replayed stay, and the same job again replays and marks the rest."""
     options = params.options(ReplayOptions)
     check_name(options.job, "a job", Refused)
-    with closing(RedisStore(None, params.redis.settings())) as store:
+    with closing(open_store(params.redis.settings())) as store:
         fences = loads.Fences(store, options.job, store.topics.used_partitions())
         tell("reading the dead letters")
         ids = _ids(params, fences)

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ...core.conf import check_name
 from ...core.job_report import Report, Tell
-from ...store.store import RedisStore
+from ...store import open_store
 from ..job_errors import Refused
 from ..params import Params, Redis, ScheduleOptions
 from ..session import configured
@@ -52,7 +52,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         _check_rejects_folder(spark, options)
     whole = WHOLE_FILES if options.format == "csv" else {}
     with (
-        closing(RedisStore(None, params.redis.settings())) as store,
+        closing(open_store(params.redis.settings())) as store,
         configured(spark, {**_ONE_BY_ONE, **whole}),
     ):
         tell("reading the source")

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 from pyspark.sql.types import StructType
 
 from ...core.exceptions import DelayQError
-from ...store.store import RedisStore
+from ...store import open_store
 from ..job_errors import Refused
 from ..params import Redis
 from ..schemas import MESSAGES
@@ -68,7 +68,7 @@ class QueueWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenMessages:
         """One task of Spark."""
-        with closing(RedisStore(None, self._redis.settings())) as store:
+        with closing(open_store(self._redis.settings())) as store:
             return WrittenMessages(*Loader(store, self._load).run(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

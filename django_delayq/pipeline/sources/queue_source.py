@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ...core.message import HEADER_END, is_durable, stamp_us_of, task_code_of
-from ...store import structures
+from ...store import open_store, structures
 from ...store.store import RedisStore
 from ...store.structures import (
     HELD_MS,
@@ -105,7 +105,7 @@ class QueueReader(DataSourceReader):
                 yield from read_structure(store, structure)
 
     def _store(self) -> RedisStore:
-        return RedisStore(None, self._redis.settings())
+        return open_store(self._redis.settings())
 
 
 def parted(sizes: dict[Structure, int]) -> list[list[Structure]]:
