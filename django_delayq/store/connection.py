@@ -76,7 +76,17 @@ def open_client(settings: Settings) -> RedisPy:
             ConnectionPool.from_url(where, **_options(settings, tcp=scheme != "unix"))
         )
     except ValueError as error:
-        raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {error}.') from None
+        problem = _problem(where, error)
+        raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {problem}.') from None
+
+
+def _problem(where: str, error: ValueError) -> str:
+    """What is wrong with a URL. An error may show a part of a password in which the URL seems to go
+    on."""
+    found = _PASSWORD.search(where)
+    if found and re.search(r"[/?#\[\]]|[^!-~]", found[2]):
+        return "write the special characters of its password as %2F, %23 and so on"
+    return str(error)
 
 
 def _options(settings: Settings, *, tcp: bool = True) -> dict[str, Any]:
@@ -247,7 +257,11 @@ def _end_watch(client: RedisPy) -> None:
         watch.close()
 
 
+#: The user and the password of a URL, also of one that is not written rightly.
+_PASSWORD = re.compile(r"(://[^:@]*):(.*)@")
+
+
 def mask(where: str) -> str:
     """The URL without its passwords."""
-    where = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", where)
+    where = _PASSWORD.sub(r"\1:***@", where)
     return re.sub(r"(password=)[^&]*", r"\1***", where)
