@@ -105,6 +105,14 @@ def is_equal(lake: Lake) -> bool:
     )
 
 
+@pytest.mark.parametrize("name", ["with a space", "#1", "100%", "Grüße 🦊", "a+b"])
+def test_the_folder_of_the_lake_may_have_any_name(name: str, tmp_path: Path) -> None:
+    put_hours(NOON)
+    lake = Lake(tmp_path / name)
+    assert (copy(lake), copy(lake)) == (1, 0)
+    assert table(lake).read([NOON.date()]).num_rows == 2
+
+
 def test_polars_and_duckdb_read_what_sql_has(lake: Lake) -> None:
     import duckdb
     from deltalake import DeltaTable

@@ -20,6 +20,7 @@ from datetime import date, datetime, timedelta, timezone
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -471,8 +472,8 @@ class FigureTable(_Table):
         write()
         self.refresh()
         if self.storage.is_local:
-            for path in set(self._table.file_uris()) - there:
-                sync(path)
+            for address in set(self._table.file_uris()) - there:
+                sync(unquote(address))  # a space is %20 there
         self._sync(before + 1)
 
 
