@@ -262,7 +262,8 @@ def test_with_such_an_engine_a_query_cannot_write_either(database: Database) -> 
         "mysql": f"WITH x AS (SELECT 1 AS id) DELETE {table} FROM {table} JOIN x USING (id)",
     }
     source = QuerySource({"database": encoded(other), "query": gone[connection.vendor]})
-    with pytest.raises(Exception, match=r"(?i)read.?only|data-modifying"):
+    # MariaDB knows no WITH that deletes.
+    with pytest.raises(Exception, match=r"(?i)read.?only|syntax|data-modifying"):
         source.schema()
     assert ArchivedMessage.objects.count() == 2
 
