@@ -130,9 +130,19 @@ class BulkLoader:
             ]
         return found
 
-    def left(self, partition: Partition, job: str, ids: Sequence[bytes]) -> set[bytes]:
-        """Those of these ids that the load has left to other messages. Only of a load that records
-        them."""
+    def left(
+        self, partition: Partition, job: str, messages: Sequence[tuple[int, bytes]]
+    ) -> set[bytes]:
+        """The ids of those of these messages (split, id) that the load has left to other messages.
+        Only of a load that records them. Raises LoadLost when the fence has not passed one of
+        them: Redis has lost it."""
         key = keys.fence_key(self._client.prefix, partition, job)
-        found = self._client.command("HMGET", key, *(b"kept:" + identity for identity in ids))
-        return {identity for identity, value in zip(ids, found, strict=True) if value is not None}
+        splits, ids = sorted({split for split, _ in messages}), [one for _, one in messages]
+        names = [f"split:{split}".encode() for split in splits]
+        names += [b"kept:" + identity for identity in ids]
+        found = self._client.command("HMGET", key, *names)
+        passed = dict(zip(splits, found, strict=False))
+        if any(passed[split] is None or passed[split] < identity for split, identity in messages):
+            raise LoadLost
+        kept = zip(ids, found[len(splits) :], strict=True)
+        return {identity for identity, value in kept if value is not None}

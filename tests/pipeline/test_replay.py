@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from django.utils import timezone as django_timezone
 
+from django_delayq.core.exceptions import LoadLost
 from django_delayq.core.message import Record, decode_body, key_id, limit_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
 from django_delayq.pipeline.bulk_load import replay
@@ -243,6 +244,29 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
     assert set(marks()) == origins and late.pk not in live(crowd)
     action = OperatorAction.objects.get()
     assert action.count == 7
+
+
+@pytest.mark.long
+def test_an_origin_whose_message_redis_loses_while_they_are_marked_stays_open(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = {dead(key="busy").pk, *(dead().pk for _ in range(6))}
+    record.using(topic="crowd", key="busy", delay=900).enqueue(5)
+    real = replay.mark_replayed
+
+    def fails_over(rows: Any, given: Any) -> int:
+        crowd.client.redis.flushdb()
+        return real(rows, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "BATCH", 3)
+        patch.setattr(replay, "mark_replayed", fails_over)
+        with pytest.raises(LoadLost):
+            job()
+    before = set(marks())
+    assert len(before) == 2  # of three, and one is kept
+    job()
+    assert set(live(crowd)) == origins - before and set(marks()) == origins
 
 
 @pytest.mark.long

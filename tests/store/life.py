@@ -87,7 +87,7 @@ def loading(store: RedisStore) -> Iterator[Callable[[], Any]]:
 
     yield send_load
     yield lambda: store.bulk_load.fences([PARTITION], "night")[0]
-    yield lambda: store.bulk_load.left(PARTITION, "night", [bytes(16)])
+    yield lambda: store.bulk_load.left(PARTITION, "night", [(0, bytes(16))])
 
 
 def archiving(store: RedisStore) -> Iterator[Callable[[], Any]]:

@@ -235,7 +235,7 @@ def test_what_is_live_in_another_partition_is_only_counted(store: RedisStore) ->
     messages = [(one, FAR, "", b""), loadable(other)]
     assert counts(store.bulk_load.load(PARTITION, NOTING, 0, TASKS, messages)()()) == (1, 0, 0, 1)
     assert live(store) == {other}
-    assert store.bulk_load.left(PARTITION, "night", [one, bytes(16)]) == {one}
+    assert store.bulk_load.left(PARTITION, "night", [(0, one), (0, bytes(16))]) == {one}
 
 
 def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisStore) -> None:
@@ -249,9 +249,18 @@ def test_only_a_load_that_record_conflicts_knows_what_it_has_kept(store: RedisSt
             ),
         )
         load(store, *ids[at : at + BATCH], as_load=NOTING)
-    assert store.bulk_load.left(PARTITION, "night", [*ids, bytes(16)]) == set(ids)
+    messages = [(0, identity) for identity in ids]
+    assert store.bulk_load.left(PARTITION, "night", [*messages, (0, bytes(16))]) == set(ids)
     load(store, *ids[:3], as_load=BulkLoad("another", "x"))
-    assert store.bulk_load.left(PARTITION, "another", ids) == set()
+    assert store.bulk_load.left(PARTITION, "another", messages[:3]) == set()
+
+
+def test_what_the_fence_has_not_passed_is_lost(store: RedisStore) -> None:
+    one, other = ids_of(2)
+    load(store, one, as_load=NOTING)
+    for lost in [(0, other), (1, one)]:
+        with pytest.raises(LoadLost):
+            store.bulk_load.left(PARTITION, "night", [(0, one), lost])
 
 
 def test_a_due_message_wakes_the_dispatchers(store: RedisStore) -> None:

@@ -205,7 +205,8 @@ def _mark_origins(
     params: Params, good: DataFrame, parts: int, store: RedisStore
 ) -> tuple[int, int]:
     """Write into open origins which message replays them, with one OperatorAction for the whole
-    job. It can be repeated. The driver holds one of the parts at a time.
+    job. It can be repeated. The driver holds one of the parts at a time. Raises LoadLost when Redis
+    has lost a message meanwhile: its origin stays open.
 
     Returns how many were marked, and how many stay open because another message has their key.
     """
@@ -219,15 +220,17 @@ def _mark_origins(
         "replay", options.by, options.reason, job=options.job, selection=", ".join(words)
     )
     still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
-    links = good.select("origin", "id", "topic", "partition").repartitionByRange(parts, "origin")
+    links = good.select("origin", "id", "topic", "partition", "split")
+    links = links.repartitionByRange(parts, "origin")
     for page in chunked(links.sortWithinPartitions("origin").toLocalIterator(), BATCH):
         places = defaultdict(list)
         for row in page:
-            places[Partition(row["topic"], row["partition"])].append(bytes(row["id"]))
+            place = Partition(row["topic"], row["partition"])
+            places[place].append((row["split"], bytes(row["id"])))
         left = {
             identity
-            for partition, ids in places.items()
-            for identity in store.bulk_load.left(partition, options.job, ids)
+            for partition, messages in places.items()
+            for identity in store.bulk_load.left(partition, options.job, messages)
         }
         given = {
             row["origin"]: UUID(bytes=bytes(row["id"])) for row in page if row["id"] not in left
