@@ -160,11 +160,14 @@ def test_what_is_no_case_for_a_replay_is_left_alone_and_counted(
     dead(state="acked")
     dead(key="another", message_id=UUID(bytes=new_id()))  # its id is not that of its key
     dead(body='{"args":[1,2,3],"kwargs":{}}')  # the task takes two
+    dead(body=f'{{"args":[{"[" * 5_000 + "]" * 5_000}],"kwargs":{{}}}}')  # deeper than Python reads
+    dead(body='{"args":[1e400],"kwargs":{}}')  # no worker can read it
+    dead(headers='{"a":1}')  # nor this
     report = job()
     assert left_alone(report) == {
         **dict.fromkeys(cases, 1),
-        "undecodable": 2,
-        "arguments refused": 2,
+        "undecodable": 3,
+        "arguments refused": 4,
     }
     assert set(live(crowd)) == {newest.pk}
     assert set(marks()) == {newest.pk, cases["already replayed"].pk}

@@ -13,6 +13,8 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_type
 
+from ...core.exceptions import UndecodableMessage
+from ...core.message import LIMITED, VERSION, decode_body, task_code
 from ..job_errors import Refused
 from ..params import ReplayOptions, TaskSpec
 from . import json_values
@@ -110,8 +112,6 @@ def replays(
 
 def _header(tasks: Sequence[TaskSpec]) -> Column:
     """Bytes 14 to 22 of the record, as message.HEADER packs them, and the limit of the task."""
-    from ...core.message import LIMITED, VERSION, task_code
-
     name = F.col("task")
     ends = [F.when(name == task.name, (task_code(task.name) + task.limit).hex()) for task in tasks]
     is_limited = name.isin([task.name for task in tasks if task.limit])
@@ -184,10 +184,20 @@ def _body_maker(tasks: Sequence[TaskSpec]) -> Callable[..., pa.Array]:
                 body.key, body.max_attempts, body.replay_of = key or None, max_attempts, origin
                 if headers:
                     body.headers = msgspec.Raw(headers.encode())
-            made.append(None if body is None else msgspec.json.encode(body).decode())
+            made.append(None if body is None else _readable(msgspec.json.encode(body)))
         return pa.array(made, pa.string())
 
     return bodies
+
+
+def _readable(encoded: bytes) -> str | None:
+    """The body as text; null for one that no worker could read: its raw values were not looked
+    at."""
+    try:
+        decode_body(0, encoded, b"")
+    except UndecodableMessage:
+        return None
+    return encoded.decode()
 
 
 def _edited_body(shape: _Shape | None, text: str | None, edits: str | None) -> _RawBody | None:
@@ -196,7 +206,7 @@ def _edited_body(shape: _Shape | None, text: str | None, edits: str | None) -> _
     try:
         body = msgspec.json.decode(text, type=_RawBody)
         changes = msgspec.json.decode(edits, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
     for name, value in changes.items():
         if name in (positional := shape.positional[: len(body.args)]):
