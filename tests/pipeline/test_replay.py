@@ -250,6 +250,22 @@ def test_a_job_that_was_killed_before_it_marked_marks_the_rest(
 
 
 @pytest.mark.long
+def test_a_job_that_was_killed_behind_its_last_mark_ends_when_it_is_repeated(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead()
+    with monkeypatch.context() as patch:
+        patch.setattr(OperatorAction, "finish", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job()
+    job(params={"dry_run": True})
+    assert OperatorAction.objects.get().finished_at is None
+    assert job().figures["to replay"] == 0
+    action = OperatorAction.objects.get()
+    assert action.finished_at and action.count == 1
+
+
+@pytest.mark.long
 def test_an_origin_whose_message_redis_loses_while_they_are_marked_stays_open(
     job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

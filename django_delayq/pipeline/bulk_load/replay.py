@@ -89,8 +89,12 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
             )
             report.figures["selected"] = letters.good.rows + letters.skipped.total()
             report.figures["to replay"] = letters.good.rows
-            if letters.good.rows and not params.dry_run:
+            if params.dry_run:
+                return report
+            if letters.good.rows:
                 _replay(params, letters, fingerprint, store, report, tell)
+            elif (action := _action(options.job)) and action.finished_at is None:
+                action.finish()  # a run that was killed has marked the last one
             return report
         finally:
             letters.made.unpersist()
@@ -201,6 +205,11 @@ def _replay(
     report.figures |= {"marked": marked, "key live": key_live}
 
 
+def _action(job: str) -> OperatorAction | None:
+    """The record of this job, if one of its runs has come to mark something."""
+    return OperatorAction.objects.filter(action="replay", job=job).order_by("pk").first()
+
+
 def _mark_origins(
     params: Params, good: DataFrame, parts: int, store: RedisStore
 ) -> tuple[int, int]:
@@ -215,8 +224,7 @@ def _mark_origins(
         "since": params.since, "until": params.until, "topic": params.topic, "where": options.where,
     }  # fmt: skip
     words = [options.source, *(f"{name} {value}" for name, value in conditions.items() if value)]
-    mine = OperatorAction.objects.filter(action="replay", job=options.job).order_by("pk")
-    action = mine.first() or OperatorAction.new(
+    action = _action(options.job) or OperatorAction.new(
         "replay", options.by, options.reason, job=options.job, selection=", ".join(words)
     )
     still_open = ArchivedMessage.objects.filter(replayed_at=None, discarded_at=None)
