@@ -266,6 +266,27 @@ def test_a_job_that_was_killed_behind_its_last_mark_ends_when_it_is_repeated(
 
 
 @pytest.mark.long
+def test_a_repetition_needs_no_memory_for_what_is_sent(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = f'{{"args":["{"x" * 60_000}"],"kwargs":{{}}}}'
+    origins = {dead(body=body).pk for _ in range(40)}
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "_mark_origins", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            job()
+    redis = crowd.client.redis
+    redis.config_set("maxmemory", redis.info("memory")["used_memory"] + 2_000_000)
+    try:
+        with pytest.raises(Refused, match=r"takes about 2\.4 MB"):
+            job(job="next")
+        assert job().figures["marked"] == 40
+    finally:
+        redis.config_set("maxmemory", 0)
+    assert set(marks()) == origins
+
+
+@pytest.mark.long
 def test_an_origin_whose_message_redis_loses_while_they_are_marked_stays_open(
     job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
