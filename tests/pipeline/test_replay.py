@@ -340,8 +340,19 @@ def test_a_letter_that_is_discarded_between_two_runs_lets_the_rest_go_on(
     assert set(marks()) == {other.pk} and older.pk not in live(crowd)
 
 
-@pytest.mark.parametrize("options", [{"where": "rand() < 0.5"}, {"edits": {"amount": "rand()"}}])
-def test_a_selection_by_chance_is_refused(job: Job, crowd: RedisStore, options: Any) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"where": "rand() < 0.5"},
+        {"edits": {"amount": "rand()"}},
+        {"where": "'now' = key or finished_at < Now() - interval 1 hour"},
+        {"where": "finished_at < date 'today'"},
+        {"edits": {"amount": "unix_timestamp( )"}},
+    ],
+)
+def test_what_another_run_would_select_otherwise_is_refused(
+    job: Job, crowd: RedisStore, options: Any
+) -> None:
     dead()
     with pytest.raises(Refused, match="another value each time"):
         job(**options)
@@ -372,6 +383,13 @@ def test_only_ids_from_the_first_open_letter_on_are_read(crowd: RedisStore) -> N
 
 
 @pytest.mark.long
+def test_texts_and_comments_may_speak_of_the_present(job: Job, crowd: RedisStore) -> None:
+    one = dead(key="now()")
+    job(where="key = 'now()' and error_class != \"it\\'s now\" -- and not now")
+    assert set(live(crowd)) == {one.pk}
+
+
+@pytest.mark.long
 def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> None:
     wanted = dead(body='{"args":[9007199254740993],"kwargs":{"note":{"x":1.0}}}')
     dead(error_class="Other")
@@ -397,6 +415,11 @@ def test_a_condition_chooses_and_edits_change(job: Job, crowd: RedisStore) -> No
             "edit of 'amount' is of type timestamp.*ISO 8601",
         ),
         ({"edits": {"amount": "args[0]"}}, "variant.*variant_get"),
+        ({"where": "id = 1; id = 2"}, r"does not fit: \[PARSE_SYNTAX_ERROR"),
+        ({"where": "replayed_at is null"}, "condition 'replayed_at is null' does not fit"),
+        ({"edits": {"amount": "standing"}}, "edit amount='standing' does not fit"),
+        ({"edits": {"amount": "max(id)"}}, "not a value of one letter"),
+        ({"edits": {"amount": "explode(array(1, 2))"}}, "not a value of one letter"),
         ({"edits": {"amount": "nothing"}}, "edit amount='nothing' does not fit"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,19 @@ from .message_frames import arrow_function, id_column
 
 #: States of a dead letter in SQL, as words of the report; an open one has no word.
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
+
+
+#: Columns that say what was done about a letter: the job itself does it.
+_CHANGING = ("standing", "replayed_at", "discarded_at")
+#: What a text of SQL says of the present. Texts, names and comments in it are passed by.
+_PRESENT = re.compile(
+    r"""(?P<present>
+        \b(?:date|timestamp(?:_[ln]tz)?)\s*(['"])\s*(?:now|today|tomorrow|yesterday)\s*\2
+        |\b(?:now|curdate|current_date|current_time(?:stamp)?|localtimestamp)\b
+        |\bunix_timestamp\s*\(\s*\))
+    |'(?:\\.|[^'\\])*' |"(?:\\.|[^"\\])*" |`[^`]*` |--[^\n]* |/\*.*?\*/""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
 
 
 class _RawBody(msgspec.Struct, omit_defaults=True):
@@ -51,7 +65,8 @@ def selected_letters(frame: DataFrame, where: str) -> DataFrame:
     )
     if not where.strip():
         return parsed
-    return _checked(DataFrame.where, parsed, where, f"The condition {where!r:.200}")
+    _checked(DataFrame.where, parsed, where, f"The condition {where!r:.200}")
+    return parsed.where(F.expr(where))
 
 
 def with_standing(frame: DataFrame) -> DataFrame:
@@ -219,22 +234,34 @@ def _edited_body(shape: _Shape | None, text: str | None, edits: str | None) -> _
 def _checked(
     use: Callable[[DataFrame, Column], DataFrame], frame: DataFrame, text: str, what: str
 ) -> DataFrame:
-    """The frame with the expression in use. Raises Refused for one that does not fit, and for one
-    that is not deterministic: Spark takes none as the condition of a join."""
+    """The frame with the expression in use. Raises Refused for one that does not fit, for one that
+    has another value in another run, and for one whose value is not that of one letter.
+
+    It does not see what the job itself changes about a letter: in a repetition it would have
+    another value.
+    """
+    # Spark looks for a column of a condition also behind drop(), but not behind an alias.
+    visible = frame.drop(*_CHANGING).alias("delayq_visible")
     try:
-        used = use(frame, F.expr(text))
+        used = use(visible, F.expr(text))
         used.schema  # noqa: B018 - Spark Connect has not looked at it before
     except PySparkException as error:
-        first_line = str(error).partition("\n")[0].partition(" SQLSTATE")[0]
+        first_line = str(error).strip().partition("\n")[0].partition(" SQLSTATE")[0]
         raise Refused(f"{what} does not fit: {first_line}") from error
+    changes = any(found["present"] for found in _PRESENT.finditer(text))
     other = frame.sparkSession.range(1).toDF("delayq_other")
     try:
-        frame.join(other, F.expr(text).isNotNull()).schema  # noqa: B018
+        frame.join(other, F.expr(text).isNotNull()).schema  # noqa: B018 - the same
     except AnalysisException as error:
         if "NON_DETERMINISTIC" not in (error.getCondition() or ""):
-            raise
+            raise Refused(
+                f"{what} is not a value of one letter. Do without functions over several rows, "
+                "without explode() and without *."
+            ) from error
+        changes = True
+    if changes:
         raise Refused(
             f"{what} has another value each time it is read, but every run must select the same. "
-            "Do without rand()."
-        ) from error
+            "Do without rand() and now()."
+        )
     return used
