@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
+from django.db import connection
 from django.utils import timezone as django_timezone
 
 from django_delayq.core.exceptions import LoadLost
 from django_delayq.core.message import Record, decode_body, key_id, limit_id, new_id, task_code
 from django_delayq.models import ArchivedMessage, OperatorAction
-from django_delayq.pipeline.bulk_load import replay
+from django_delayq.pipeline.bulk_load import message_frames, replay
 from django_delayq.pipeline.job_errors import Refused
 from django_delayq.pipeline.jobs import run
 from django_delayq.pipeline.params import ParameterSpec, Params, Storage, TaskSpec
@@ -263,6 +265,34 @@ def test_a_job_that_was_killed_behind_its_last_mark_ends_when_it_is_repeated(
     assert job().figures["to replay"] == 0
     action = OperatorAction.objects.get()
     assert action.finished_at and action.count == 1
+
+
+@pytest.mark.long
+def test_a_database_may_end_the_connection_while_spark_is_at_work(
+    job: Job, crowd: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has no connections that somebody else could end")
+    origin, ended = dead(), []
+    own, end = "SELECT connection_id()", "KILL {}"
+    if connection.vendor == "postgresql":
+        own, end = "SELECT pg_backend_pid()", "SELECT pg_terminate_backend({})"
+
+    def ending(function: Callable[..., Any]) -> Callable[..., Any]:
+        def ends(*given: Any) -> Any:
+            done = function(*given)
+            with connection.cursor() as cursor, closing(connection.copy()) as other:
+                cursor.execute(own)
+                other.cursor().execute(end.format(cursor.fetchone()[0]))
+            ended.append(function)
+            return done
+
+        return ends
+
+    monkeypatch.setattr(replay, "_read", ending(replay._read))
+    monkeypatch.setattr(message_frames, "write", ending(message_frames.write))
+    assert job().figures["marked"] == 1
+    assert set(marks()) == {origin.pk} and len(ended) == 2
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Max, Min
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -70,6 +70,7 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
         tell("reading the dead letters")
         ids = _ids(params, fences)
         letters = _read(spark, params, options, store, ids)
+        _drop_connection()
         try:
             # What may not differ between two runs of a job. The fence skips what is below its
             # marks, sent or not: a letter that is selected only later would count as sent.
@@ -203,10 +204,17 @@ def _replay(
     report.figures |= fences.add(
         lambda load: message_frames.write(columns, params.redis, load), spec, options.delay_ms
     )
+    _drop_connection()
     tell("marking the origins")
     parts = -(-letters.good.rows // LINKS)
     marked, key_live = _mark_origins(params, good, parts, store)
     report.figures |= {"marked": marked, "key live": key_live}
+
+
+def _drop_connection() -> None:
+    """Let Django connect anew: Spark has been at work for so long that the database, or something
+    on the way to it, may have ended the connection."""
+    connections[get_settings().database].close()
 
 
 def _action(job: str) -> OperatorAction | None:
