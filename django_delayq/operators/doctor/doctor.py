@@ -2,8 +2,7 @@
 page, in bounded memory.
 
 The audit on Spark, for sizes that one process does not master, has the same kinds, second look and
-repairs. What is damaged in Redis, Redis says itself
-(store/lua/shared/damages.lua).
+repairs. What is damaged in Redis, Redis says itself (store/lua/shared/damages.lua).
 """
 
 from __future__ import annotations
