@@ -18,7 +18,7 @@ from django_delayq.core.job_report import Code, Report, ignore
 from django_delayq.core.message import new_id
 from django_delayq.models import AuditRun, OperatorAction, OutboxMessage
 from django_delayq.operators.doctor import conclusion
-from django_delayq.operators.doctor.conclusion import Course
+from django_delayq.operators.doctor.conclusion import Looks
 from django_delayq.operators.doctor.doctor import examine, suspected
 from django_delayq.operators.doctor.repairs import repaired
 from django_delayq.store.store import RedisStore
@@ -38,7 +38,7 @@ def world(delayq: RedisStore) -> World:
 
 
 def look(world: World, topic: str = "", **options: Any) -> Report:
-    return examine(world.store, Course(**{"pause": 0, **options}), topic)
+    return examine(world.store, Looks(**{"pause": 0, **options}), topic)
 
 
 def said(*args: str) -> tuple[int, str]:
@@ -194,7 +194,7 @@ def test_without_redis_the_code_is_no_difference(world: World) -> None:
 def test_progress_has_a_total(world: World) -> None:
     record.using(delay=timedelta(minutes=5), durable=True).enqueue_many([(n,) for n in range(600)])
     seen: list[tuple[str, int, int]] = []
-    examine(world.store, Course(pause=0), tell=lambda *step: seen.append(step))
+    examine(world.store, Looks(pause=0), tell=lambda *step: seen.append(step))
     assert all(0 < done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2] >= OutboxMessage.objects.count()
 

@@ -21,7 +21,7 @@ from django.core.management.base import CommandError
 
 from ...core.job_report import Code
 from ...operators.doctor import doctor
-from ...operators.doctor.conclusion import Course
+from ...operators.doctor.conclusion import Looks
 from ...store import get_store
 from ...worker.process.runner import ExitCode
 from ..cli import Answer, Verb, add_by, filled, parse_duration, whole
@@ -55,13 +55,13 @@ class Command(Verb):
         """Both looks, and the repairs."""
         store = get_store()
         store.clock_ms()  # without Redis there is nothing to compare
-        course = Course(
+        looks = Looks(
             repair=options["repair"],
             by=options["by"] or "",
             pause=options["pause"].total_seconds(),
             most=options["most"],
         )
-        report = doctor.examine(store, course, options["topic"] or "", self.progress)
+        report = doctor.examine(store, looks, options["topic"] or "", self.progress)
         data = {
             **report.figures,
             "differences": report.rows,

@@ -20,8 +20,8 @@ from .second_look import confirmed
 NAMED = 10
 
 
-class Course(NamedTuple):
-    """How the looks go."""
+class Looks(NamedTuple):
+    """How the two looks go, and what follows."""
 
     pause: float = 5.0
     """Seconds between them. Only what both find counts."""
@@ -45,7 +45,7 @@ class LakeSide(Protocol):
 def conclude(
     store: RedisStore,
     candidates: Candidates,
-    course: Course,
+    looks: Looks,
     report: Report,
     tell: Tell,
     lake: LakeSide | None = None,
@@ -54,25 +54,25 @@ def conclude(
     what was found and done. Returns how many are left."""
     found = candidates.found
     if found:
-        tell(f"{len(found):,} candidates; checking again in {course.pause:g} s")
-        sleep(course.pause)
+        tell(f"{len(found):,} candidates; checking again in {looks.pause:g} s")
+        sleep(looks.pause)
     real = confirmed(store, [one for one in found if one.kind not in OF_THE_LAKE])
     of_lake = lake.confirmed([one for one in found if one.kind in OF_THE_LAKE]) if lake else []
     mended = []
-    if course.repair:
-        by = course.by or report.job
+    if looks.repair:
+        by = looks.by or report.job
         mended = repaired(store, real, by) + (lake.repaired(of_lake, by, report) if lake else [])
     real += of_lake
     report.figures |= {"confirmed": len(real), "repaired": len(mended)}
     report.code = Code.DIFFERENT if real else Code.DONE
-    return _told(candidates.counts, real, mended, course, report)
+    return _told(candidates.counts, real, mended, looks, report)
 
 
 def _told(
     counts: Mapping[FindingKind, int],
     real: Sequence[Finding],
     mended: Sequence[Finding],
-    course: Course,
+    looks: Looks,
     report: Report,
 ) -> Counter[FindingKind]:
     """Add the table and the problems; how many are left of each kind."""
@@ -86,13 +86,13 @@ def _told(
         of_kind = {"found": found, "confirmed": len(names), "repaired": done[kind]}
         rows.append({"difference": kind.value, **of_kind, "ids": names[:NAMED]})
         # Those beyond the limit have not been checked again, and are probably real.
-        left[kind] = len(names) - done[kind] + max(0, found - course.most)
-        if found > course.most:
+        left[kind] = len(names) - done[kind] + max(0, found - looks.most)
+        if found > looks.most:
             report.problems.append(
-                f"{kind.value}: only {course.most:,} of {found:,} candidates were checked again. "
+                f"{kind.value}: only {looks.most:,} of {found:,} candidates were checked again. "
                 "Run it once more."
             )
-        if course.repair and len(names) > done[kind]:
+        if looks.repair and len(names) > done[kind]:
             report.problems.append(
                 f"{kind.value}: {len(names) - done[kind]:,} were not repaired; "
                 "docs/pipeline/audit.md says what you can do by hand."

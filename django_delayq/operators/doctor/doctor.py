@@ -21,7 +21,7 @@ from ...store.keys import Partition
 from ...store.queries import Life
 from ...store.store import RedisStore
 from ...store.structures import LANES, Structure
-from .conclusion import Course, conclude, note_left
+from .conclusion import Looks, conclude, note_left
 from .findings import Candidates, Finding, FindingKind
 from .second_look import archived_lives, lives_in, was_sent
 
@@ -31,7 +31,7 @@ READ = (*LANES, "leased", "none", "attempts", "follower", "done")
 PAGE = 500
 
 
-def examine(store: RedisStore, course: Course, topic: str = "", tell: Tell = ignore) -> Report:
+def examine(store: RedisStore, looks: Looks, topic: str = "", tell: Tell = ignore) -> Report:
     """Find candidates, check them again after the pause, and repair them if that is wanted.
 
     `topic`: only this one. The code is DIFFERENT when there were differences, also when all are
@@ -44,9 +44,9 @@ def examine(store: RedisStore, course: Course, topic: str = "", tell: Tell = ign
     for finding in suspected(store, topic, report, tell):
         if finding not in kept:  # else an id in two structures, or a scan that returns it twice
             counts[finding.kind] += 1
-            if counts[finding.kind] <= course.most:
+            if counts[finding.kind] <= looks.most:
                 kept[finding] = None
-    left = conclude(store, Candidates(list(kept), counts), course, report, tell)
+    left = conclude(store, Candidates(list(kept), counts), looks, report, tell)
     if not topic:
         note_left(left)
     report.figures["seconds"] = round(time.monotonic() - begun, 3)

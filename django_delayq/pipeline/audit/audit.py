@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from ...archive.selection import newest_id
 from ...core.job_report import Report, Tell
-from ...operators.doctor.conclusion import Course, conclude, note_left
+from ...operators.doctor.conclusion import Looks, conclude, note_left
 from ...operators.doctor.findings import Candidates, Finding, FindingKind
 from ...store import get_store
 from ...store.keys import Partition
@@ -52,8 +52,8 @@ def run(spark: SparkSession, params: Params, tell: Tell) -> Report:
     if lake:
         of_lake = lake.compare(report)
         found, counts = [*found, *of_lake.found], {**counts, **of_lake.counts}
-    course = Course(options.pause, options.repair, options.by, options.most)
-    left = conclude(get_store(), Candidates(found, counts), course, report, tell, lake)
+    looks = Looks(options.pause, options.repair, options.by, options.most)
+    left = conclude(get_store(), Candidates(found, counts), looks, report, tell, lake)
     if not (params.topic or of_period):
         note_left(left)
     report.figures["seconds"] = round(time.monotonic() - begun, 3)
