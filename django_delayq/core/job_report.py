@@ -26,7 +26,7 @@ class Code(IntEnum):
     FAILED = 1
     REFUSED = 2
     DIFFERENT = 3
-    """The audit found differences, or the check a limit that is broken."""
+    """The audit or the doctor found differences, or the check a limit that is broken."""
 
 
 class Report(msgspec.Struct, kw_only=True):

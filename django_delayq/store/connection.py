@@ -39,6 +39,8 @@ _ADDRESS = {
 }
 #: Caches whose clear() is FLUSHDB.
 CACHES_ON_REDIS = ("django_redis.cache.RedisCache", "django.core.cache.backends.redis.RedisCache")
+#: The user and the password of a URL, also of one that is not written rightly.
+_PASSWORD = re.compile(r"(://[^:@]*):(.*)@")
 RedisPy = Any  # redis.Redis or RedisCluster: they share commands, not a base class
 
 
@@ -76,13 +78,13 @@ def open_client(settings: Settings) -> RedisPy:
             ConnectionPool.from_url(where, **_options(settings, tcp=scheme != "unix"))
         )
     except ValueError as error:
-        problem = _problem(where, error)
+        problem = _fault_of(where, error)
         raise ConfigurationError(f'DELAYQ["REDIS"] is {mask(where)!r}: {problem}.') from None
 
 
-def _problem(where: str, error: ValueError) -> str:
-    """What is wrong with a URL. An error may show a part of a password in which the URL seems to go
-    on."""
+def _fault_of(where: str, error: ValueError) -> str:
+    """What is wrong with a URL. The error itself may show a part of the password, which it takes
+    for the rest of the URL."""
     found = _PASSWORD.search(where)
     if found and re.search(r"[/?#\[\]]|[^!-~]", found[2]):
         return "write the special characters of its password as %2F, %23 and so on"
@@ -255,10 +257,6 @@ def _end_watch(client: RedisPy) -> None:
     watch = getattr(client, "delayq_watch", None) or getattr(pool, "sentinel_manager", None)
     if watch is not None:
         watch.close()
-
-
-#: The user and the password of a URL, also of one that is not written rightly.
-_PASSWORD = re.compile(r"(://[^:@]*):(.*)@")
 
 
 def mask(where: str) -> str:

@@ -31,6 +31,8 @@ from tests.pipeline.test_audit import at_work
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.databases]
 
+LOOKS = Looks(pause=0, repair=False, by="", most=10_000)
+
 
 @pytest.fixture
 def world(delayq: RedisStore) -> World:
@@ -38,7 +40,7 @@ def world(delayq: RedisStore) -> World:
 
 
 def look(world: World, topic: str = "", **options: Any) -> Report:
-    return examine(world.store, Looks(**{"pause": 0, **options}), topic)
+    return examine(world.store, LOOKS._replace(**options), topic)
 
 
 def said(*args: str) -> tuple[int, str]:
@@ -194,7 +196,7 @@ def test_without_redis_the_code_is_no_difference(world: World) -> None:
 def test_progress_has_a_total(world: World) -> None:
     record.using(delay=timedelta(minutes=5), durable=True).enqueue_many([(n,) for n in range(600)])
     seen: list[tuple[str, int, int]] = []
-    examine(world.store, Looks(pause=0), tell=lambda *step: seen.append(step))
+    examine(world.store, LOOKS, tell=lambda *step: seen.append(step))
     assert all(0 < done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2] >= OutboxMessage.objects.count()
 

@@ -23,12 +23,12 @@ NAMED = 10
 class Looks(NamedTuple):
     """How the two looks go, and what follows."""
 
-    pause: float = 5.0
+    pause: float
     """Seconds between them. Only what both find counts."""
-    repair: bool = False
-    by: str = ""
+    repair: bool
+    by: str
     """Who repairs, for the record; empty: the job."""
-    most: int = 10_000
+    most: int
     """Findings of a kind that are looked at again and repaired; all are counted."""
 
 

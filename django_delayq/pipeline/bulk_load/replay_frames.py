@@ -23,11 +23,9 @@ from .message_frames import arrow_function, id_column
 
 #: States of a dead letter in SQL, as words of the report; an open one has no word.
 OPEN, REPLAYED, DISCARDED, GONE = "", "already replayed", "discarded", "no longer in the archive"
-
-
 #: Columns that say what was done about a letter: the job itself does it.
 _CHANGING = ("standing", "replayed_at", "discarded_at")
-#: What a text of SQL says of the present. Texts, names and comments in it are passed by.
+#: Where SQL says `now`, in one of its ways; and texts, names and comments, which are passed by.
 _PRESENT = re.compile(
     r"""(?P<present>
         \b(?:date|timestamp(?:_[ln]tz)?)\s*(['"])\s*(?:now|today|tomorrow|yesterday)\s*\2

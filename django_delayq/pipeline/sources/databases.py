@@ -39,7 +39,7 @@ def connected(database: Database, *, typed: bool = False) -> Iterator[Any]:
         options = {**database.options, "timeout": patience_of(database)}
         if not typed:
             options["detect_types"] = 0
-        options.pop("init_command", None)  # one that writes, such as journal_mode=WAL, would fail
+        options.pop("init_command", None)  # it may write, as journal_mode=WAL does
         entry = msgspec.structs.replace(database, name=address_of(database.name), options=options)
     with closing(connection_to(entry)) as connection:
         try:
@@ -125,9 +125,10 @@ def address_of(name: str) -> str:
     """The address of a file of SQLite that has to be there. Raises ConfigurationError for a
     database in memory.
 
-    Its mode is rw, not ro: SQLite asks the reader to undo what a writer left that was killed in
-    the middle of a commit, and now and then what one is committing just now; with ro the reader
-    fails. Hence READ_ONLY. A file that may not be written is opened with ro all the same.
+    Its mode is rw, not ro. A reader has to undo what a writer left that was killed in the middle of
+    a commit, and SQLite sometimes takes a writer at work for such a one; with ro the reader fails.
+    READ_ONLY keeps it from writing anything else. Where the file may not be written, SQLite opens
+    it with ro.
     """
     if ":memory:" in name or "mode=memory" in name:
         raise ConfigurationError(
